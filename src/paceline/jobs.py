@@ -311,14 +311,14 @@ def _listed(hosts: str | Sequence[str]) -> list[str]:
     return [f"{name}:{slots or 1}" for name, slots in in_list("hosts", text)]
 
 
-def _counts(nproc: int | None, hosts: str | Sequence[str] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _counts(nproc: int | None, hosts: str | Sequence[str] | None, fields: Mapping[str, Any]) -> dict[str, object]:
     """How many nodes and ranks: hosts say it, unless others do."""
     if nproc is not None and "ranks" in fields:
         raise UserError("nproc and ranks say the same; give one of them")
     for name in fields:
         if ELSEWHERE.get(name) == "ranks":
             raise UserError(f"{name}: unknown argument; did you mean nproc?")
-    found: dict[str, Any] = {} if nproc is None else {"ranks": nproc}
+    found: dict[str, object] = {} if nproc is None else {"ranks": nproc}
     if hosts is not None:
         found = {"nodes": len(_listed(hosts)), "ranks": "slots", **found}
     return {name: value for name, value in found.items() if name not in fields}
@@ -361,7 +361,7 @@ def events(name: str | records.Job, on: str | None = None) -> list[dict[str, Any
         UserError: there is no such job.
     """
     name, there = _at(name, on)
-    return story(_found(name, there), there.events(name))
+    return [dict(it) for it in story(_found(name, there), there.events(name))]
 
 
 def logs(

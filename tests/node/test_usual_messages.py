@@ -13,7 +13,7 @@ from paceline.node.failure import rank_failure
 from paceline.node.usual_messages import USUAL, advice
 
 if TYPE_CHECKING:
-    from paceline.node.journal.status import Failure
+    from paceline.contract.records import Failure
 
 DOCS = Path(__file__).parents[2] / "docs" / "messages.md"
 # Of torch 2.13 on a CPU, recorded, where it can be provoked there; the others are of the sources in the table.

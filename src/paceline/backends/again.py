@@ -68,7 +68,7 @@ def changed(spec: JobSpec, changes: Mapping[str, Any], name_of: Callable[[KeyPat
         raise error.named(name_of) from None
 
 
-def _changed_options(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def _changed_options(old: dict[str, object], new: dict[str, object]) -> dict[str, object]:
     """Options with changes; tables change name by name, and an empty value takes an option back."""
     found = dict(old)
     for name, value in new.items():

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.contract.messages import WarmWanted
-    from paceline.contract.records import Inventory, NodeHistory
+    from paceline.contract.records import EventRecord, Inventory, NodeHistory
     from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Job, Node, Usage, Volume, WarmServer
     from paceline.job.model import Model
@@ -102,7 +102,7 @@ class Prepared:
     """
 
     spec: JobSpec
-    ranks: Sequence[Mapping[str, Any]] = ()
+    ranks: Sequence[Mapping[str, str]] = ()
     node_ranks: int = MOST_RANKS
     is_part: bool = False
     notes: tuple[str, ...] = ()
@@ -372,7 +372,7 @@ class Backend(ABC):
         """The specification with which a job was submitted."""
 
     @abstractmethod
-    def events(self, name: str) -> list[dict[str, Any]]:
+    def events(self, name: str) -> list[EventRecord]:
         """The events of a job: time, event, and details; the host too if the job has several."""
 
     @abstractmethod

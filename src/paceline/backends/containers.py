@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import ProgressReporter
     from paceline.backends.remote.connection import Answer, Host
+    from paceline.contract import messages
+    from paceline.contract.facts import ImageFacts, Software
     from paceline.contract.messages import Container, PrepareContainer, WantedImage
     from paceline.contract.nodejob import NodeJob
     from paceline.contract.records import DataRecord
@@ -37,16 +39,16 @@ class Containers:
         """Ask nothing yet; `imports` is what its script imports as far as the client has it."""
         self._order, self.image, self._imports = Order(job=job, data=data), str(job.image), imports
         self.request: WantedImage = {"image": self.image, "program": program, "needs_devices": job.devices != 0}
-        self._looks: dict[Host, Answer] = {}
+        self._looks: dict[Host, ImageFacts] = {}
 
-    def ask(self, hosts: Sequence[Host]) -> dict[Host, Answer]:
+    def ask(self, hosts: Sequence[Host]) -> dict[Host, ImageFacts]:
         """Ask machines what would run it; the first one that cannot is an error."""
         request: Container = {"do": "container", **self.request}
         looks = _all(at_once(hosts, lambda host: host.answer(request)))
         self.choose(looks)
         return looks
 
-    def choose(self, looks: Mapping[Host, Answer]) -> None:
+    def choose(self, looks: Mapping[Host, ImageFacts]) -> None:
         """Refuse machines that cannot run it, each in a line."""
         problems = [(host.name, f"{host.name}: {it['problem']}") for host, it in looks.items() if "problem" in it]
         if problems:
@@ -72,7 +74,7 @@ class Containers:
         self._check({host.name: it["facts"] for host, it in found.items()}, progress)
         return {host: replace(host, inside=tuple(found[host]["inside"])) for host in hosts}
 
-    async def _prepare(self, host: Host, said: dict[Host, str], progress: ProgressReporter) -> Answer:
+    async def _prepare(self, host: Host, said: dict[Host, str], progress: ProgressReporter) -> messages.Pulled:
         request: PrepareContainer = {
             **self.request, "do": "container_prepare", "imports": self._imports,
             "order": replace(self._order, slots=host.slots).to_json(),
@@ -81,13 +83,14 @@ class Containers:
         async with contextlib.aclosing(await host.connect(request)) as answers:
             async for answer in answers:
                 if "inside" in answer:
-                    return answer
+                    found: messages.Pulled = answer
+                    return found
                 said[host] = printable(answer["says"])
                 now = "; ".join(f"{it.name}: {said[it][:_SAID]}" for it in list(said))
                 progress(f"{does} {self.image}", 0, None, now)
         raise UserError(f"{host.name}: the connection ended while {self.image} was pulled; try again")
 
-    def _check(self, facts: Mapping[str, Answer], progress: ProgressReporter) -> None:
+    def _check(self, facts: Mapping[str, Software], progress: ProgressReporter) -> None:
         """Refuse an image that the job does not fit, or that is not the same everywhere."""
         about = f"image {self.image}"
         refused = [(name, f"{name}: {about}: {it['refused']}") for name, it in facts.items() if "refused" in it]

@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from paceline.job.job import hangs
 from paceline.job.quantities import show_time
@@ -16,6 +16,7 @@ from paceline.node.watching.typical import is_of_user
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline.contract.records import EventRecord
     from paceline.contract.stands import Hang
     from paceline.job.job import Job
 
@@ -132,7 +133,7 @@ WAYS = {
 }
 
 
-def facts(job: Job, happened: Callable[[], Sequence[dict[str, Any]]], where: str) -> Facts:
+def facts(job: Job, happened: Callable[[], Sequence[EventRecord]], where: str) -> Facts:
     """What is known of a job.
 
     Args:
@@ -147,7 +148,7 @@ def facts(job: Job, happened: Callable[[], Sequence[dict[str, Any]]], where: str
     return {"steps": _steps(job, hang), "loss": loss, "diagnosis": found, "mend": mend}
 
 
-def _steps(job: Job, hang: dict[str, Any] | None) -> Steps:
+def _steps(job: Job, hang: EventRecord | None) -> Steps:
     progress = job.progress or {}
     last, rate = progress.get("time"), progress.get("steps_per_minute")
     if not (progress.get("began") or progress.get("step")):  # what is known is a loss, and no step

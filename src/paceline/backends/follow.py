@@ -31,6 +31,7 @@ from .base import Incomplete, LogLines
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from paceline.contract.records import EventRecord
     from paceline.node.logs.following import Update
 
 _AT_ONCE = 64  # nodes whose lines are looked for
@@ -189,7 +190,7 @@ class Nodes(Generic[Node]):
         return list(self._present)
 
     @property
-    def ends(self) -> dict[Node, dict[str, Any]]:
+    def ends(self) -> dict[Node, EventRecord]:
         """How the job ended, as nodes of the last attempt have it; those that left before know nothing of it."""
         if not self._ends:
             return {}
@@ -282,7 +283,7 @@ class Nodes(Generic[Node]):
             took = max((it["took"] for it in ends.values() if it["took"] is not None), default=None)
             yield Event("finished", {**ends[first], "took": took})
 
-    def _weight(self, node: Node, details: Mapping[str, Any]) -> tuple[int, int, bool, bool, bool]:
+    def _weight(self, node: Node, details: EventRecord) -> tuple[int, int, bool, bool, bool]:
         """How reliable a node's report is: a failed rank comes first, then what a node says of itself."""
         part, failure = self._parts[node], details.get("failure")
         return (

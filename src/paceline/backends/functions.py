@@ -39,7 +39,7 @@ main(__file__, sys.argv[1])
 """
 
 
-def write(work: Callable[[], Any], name: str, folder: Path) -> dict[str, Any]:
+def write(work: Callable[[], Any], name: str, folder: Path) -> dict[str, object]:
     """Fill a folder with the code of a job that calls a function; returns the fields of the job."""
     packages = find_spec("cloudpickle")
     if packages is None and getattr(work, "func", work).__module__ == "__main__":

@@ -12,23 +12,25 @@ from paceline.node.watching.hang import stood
 from paceline.node.watching.slowness import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from paceline.contract.records import EventRecord, Failure
     from paceline.job.job import Job
 
 _MOST_DEPTH = 3  # nested lists that are shown
 _OF_ATTEMPTS = ("started", "restarting", "requeued", "reopened")
 
 
-def story(job: Job, recorded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def story(job: Job, recorded: Sequence[EventRecord]) -> list[EventRecord]:
     """The events of a job in the order of time.
 
     A node may have recorded no end, if its agent was killed; and what a pod recorded goes with the pod.
     """
-    asked = {
-        "ranks": job.ranks, "nodes": job.nodes, "devices": job.devices_asked or None, "resume_from": job.resume_from
+    asked: EventRecord = {
+        "time": job.created, "event": "submitted",
+        "ranks": job.ranks, "nodes": job.nodes, "devices": job.devices_asked or None, "resume_from": job.resume_from,
     }  # fmt: skip
-    found: list[dict[str, Any]] = [{"time": job.created, "event": "submitted", **asked}, *map(dict, recorded)]
+    found = [asked, *(it.copy() for it in recorded)]
     started = next((it for it in found if it["event"] == "started"), None)
     if started is None and job.started is not None:
         started = {"time": job.started, "event": "started"}
@@ -39,15 +41,16 @@ def story(job: Job, recorded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     last = next((it["event"] for it in reversed(found) if it["event"] in (*_OF_ATTEMPTS, "finished")), "")
     if job.is_over and job.finished is not None and last != "finished":
         time = max(job.finished, found[-1]["time"])  # the job's is that of its last file, by a coarser clock
-        end = {"state": job.state, "exit_code": job.exit_code, "why": job.error}
-        found.append({"time": time, "event": "finished", **end})
+        found.append(
+            {"time": time, "event": "finished", "state": job.state, "exit_code": job.exit_code, "why": job.error}
+        )
     return found
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
 
 
-def failed(failure: Mapping[str, Any]) -> str:
+def failed(failure: Failure) -> str:
     """Which rank failed, where, and why, in one line."""
     where = f" on {failure['host']}" if failure.get("host") else ""
     who = f"node {failure.get('node')}" if failure.get("rank") is None else f"rank {failure['rank']}"
@@ -55,7 +58,7 @@ def failed(failure: Mapping[str, Any]) -> str:
     return f"{who}{where}: {failure['message']}{what}"
 
 
-def details(event: Mapping[str, Any]) -> str:
+def details(event: EventRecord) -> str:
     """What an event says beside its time and name, in one line."""
     if event["event"] == "hang":
         return str(event["why"])
@@ -92,7 +95,7 @@ _SENTENCES = {
 _COUNTED = {"ranks": "rank", "world_size": "rank", "nodes": "node", "need": "device", "ahead": "job"}
 
 
-def sentence(event: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
+def sentence(event: EventRecord) -> tuple[str, dict[str, str]] | None:
     """A sentence about an event with places for values, and the values; None if its details say it."""
     template = _SENTENCES.get(event["event"])
     failure = event.get("failure")

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import ChainMap
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_time
@@ -34,6 +34,16 @@ _FIRST = 3.0  # seconds in which the first requests wait for the first answer of
 _IDLE = 60.0  # seconds after the last request in which targets are still looked at
 
 Key = tuple[str, str]  # the target and the name of a job
+
+
+class TargetRecord(TypedDict):
+    """A target: its jobs that are known, when it answered last, and why it does not; in JSON."""
+
+    name: str
+    jobs: int
+    answered: str | None
+    error: str | None
+    warnings: list[str]
 
 
 class Lender:
@@ -125,7 +135,7 @@ class Watch:
         with self._changed:
             return ChainMap(*(it.jobs for it in self._targets.values()))[target, name]
 
-    def targets(self) -> list[dict[str, Any]]:
+    def targets(self) -> list[TargetRecord]:
         """The targets, and which of them do not answer."""
         with self._changed:
             return [

@@ -21,8 +21,8 @@ from .story import failed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.contract.records import NodeHistory, Telemetry
-    from paceline.contract.stands import Hang, Place, Stand
+    from paceline.contract.records import EventRecord, Failure, NodeHistory, OtherFailure, Telemetry
+    from paceline.contract.stands import Place, Stand
     from paceline.job.job import Job
 
 _MOST_FRAMES = 12
@@ -32,13 +32,13 @@ RECENT = 600.0  # seconds, of which the use of a job that runs is told
 _LEAST_GROWTH = 1.25  # of a rank's memory that is told
 
 
-def explained(job: Job, happened: Sequence[dict[str, Any]], stands: Sequence[Stand] | None = None) -> list[str]:
+def explained(job: Job, happened: Sequence[EventRecord], stands: Sequence[Stand] | None = None) -> list[str]:
     """All that is known of why a job is as it is, in lines."""
     lines = [*_of_end(job, happened), *_of_hangs(job, happened, places=stands is None), *_of_spent(job, happened)]
     return [printable(line) for line in (*lines, *_of_ranks(job, stands))]
 
 
-def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _of_end(job: Job, happened: Sequence[EventRecord]) -> Iterator[str]:
     """How the job is, and what failed."""
     code = "" if job.exit_code is None else f" (exit code {job.exit_code})"
     passed = job.duration(time.time())
@@ -56,11 +56,10 @@ def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"it imports {', '.join(last['what'])}, for {since}" if is_importing else "its ranks have not started yet"
     restarts = [event for event in happened if event["event"] == "restarting"]
     for event in restarts[-3:]:
-        why = failed(event["failure"]) if event.get("failure") else event.get("why") or "it was asked to"
+        why = failed(cause) if (cause := event.get("failure")) else event.get("why") or "it was asked to"
         yield f"{show_time(event['time'])} it started again: {why}"
-    end = _failed_end(happened)
-    failure = end["failure"] if end and job.state == "FAILED" else None
-    if failure is None:
+    failure, rest = _failures(happened)
+    if failure is None or job.state != "FAILED":
         if job.error:
             yield job.error
         return
@@ -68,8 +67,8 @@ def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
     if failure.get("advice"):
         yield failure["advice"]
     yield from _last_of(failure, "")
-    alike: list[list[dict[str, Any]]] = [[failure]]
-    for other in end["others"] if end else ():
+    alike: list[list[Failure | OtherFailure]] = [[failure]]
+    for other in rest:
         if (group := next((group for group in alike if _say_the_same(group[0], other)), None)) is not None:
             group.append(other)
         else:
@@ -86,7 +85,7 @@ def _of_end(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield from _last_of(others[0], "    ")
 
 
-def _say_the_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _say_the_same(one: Failure | OtherFailure, other: Failure | OtherFailure) -> bool:
     """Whether two failures say the same, but for numbers of ranks: the other one has perhaps only its last lines.
 
     Of very many failures, nodes send the messages alone.
@@ -100,19 +99,22 @@ def _say_the_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-def _said(failure: dict[str, Any]) -> tuple[str, str, str]:
+def _said(failure: Failure | OtherFailure) -> tuple[str, str, str]:
     """The message, the lines without their margin, and the collectives, without the number of the rank."""
     texts = (failure["message"], failure.get("traceback"), failure.get("collectives"))
     message, text, collectives = (_OWN_NUMBER.sub("", str(text or "")).strip() for text in texts)
     return message, "\n".join(line.strip() for line in text.split("\n")), collectives
 
 
-def _failed_end(happened: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The last end of the job that had a failure."""
-    return next((event for event in reversed(happened) if event["event"] == "finished" and event.get("failure")), None)
+def _failures(happened: Sequence[EventRecord]) -> tuple[Failure | None, Sequence[OtherFailure]]:
+    """The first failure of the last end of the job that had one, and the others."""
+    for event in reversed(happened):
+        if event["event"] == "finished" and (failure := event.get("failure")):
+            return failure, event["others"]
+    return None, ()
 
 
-def _last_of(failure: dict[str, Any], indent: str) -> Iterator[str]:
+def _last_of(failure: Failure | OtherFailure, indent: str) -> Iterator[str]:
     """What a rank that failed has entered and written last."""
     if failure.get("collectives"):
         yield f"{indent}the last collective that it had entered: {failure['collectives']}"
@@ -122,13 +124,13 @@ def _last_of(failure: dict[str, Any], indent: str) -> Iterator[str]:
         yield from (f"{indent}  {line}" for line in text[-_MOST_TRACEBACK:])
 
 
-def _of_hangs(job: Job, happened: Sequence[dict[str, Any]], *, places: bool) -> Iterator[str]:
+def _of_hangs(job: Job, happened: Sequence[EventRecord], *, places: bool) -> Iterator[str]:
     """The last hang of the last attempt, or else where ranks were when they were stopped."""
     begun = max((number for number, event in enumerate(happened) if event["event"] == "started"), default=0)
     found = [event for event in happened[begun:] if event["event"] == "hang"]
     stood = [event for event in happened[begun:] if event["event"] == "stacks"]
-    end = _failed_end(happened)
-    own = {failure["rank"] for failure in (end["failure"], *end["others"])} if end else set()  # ended by themselves
+    first, others = _failures(happened)
+    own = {failure["rank"] for failure in (first, *others) if failure is not None}  # ended by themselves
     for event in stood if places and not found else ():
         if stopped := [it for it in event["places"] if it["why"] != ENDED and not own.issuperset(it["ranks"])]:
             yield ""
@@ -136,7 +138,7 @@ def _of_hangs(job: Job, happened: Sequence[dict[str, Any]], *, places: bool) -> 
             yield from _of_places(stopped)
     if found:
         yield ""
-        hang: Hang = found[-1]["hang"]
+        hang = found[-1]["hang"]
         begun_at = found[-1]["time"] - hang["seconds"]
         if job.waiting and job.waiting.endswith(hang["line"]):
             yield f"it hangs for {show_duration(time.time() - begun_at)} now: {hang['line']}"
@@ -145,7 +147,7 @@ def _of_hangs(job: Job, happened: Sequence[dict[str, Any]], *, places: bool) -> 
         yield from _of_places(hang["places"] if places else ())
 
 
-def _of_spent(job: Job, happened: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _of_spent(job: Job, happened: Sequence[EventRecord]) -> Iterator[str]:
     """What the ranks spent their time on, and what of that can be less; of each node the same, once it has ended."""
     found = [event for event in happened if event["event"] == "spent"]
     if not found and job.slow and not (job.waiting or "").startswith("it hangs"):  # then it is no exchange that is slow

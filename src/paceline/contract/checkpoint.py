@@ -11,7 +11,7 @@ import os
 import re
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,7 +25,24 @@ MARKER = ".paceline-saving"  # in a folder that is being written: says that pace
 MARK = b"A checkpoint that paceline has begun to write.\n"
 CHUNK = 8 * 1024 * 1024  # bytes read at once
 
-Listing = dict[str, Any]  # what a manifest says of its checkpoint: id, serial, step, files and more
+
+class FileRecord(TypedDict):
+    """What a manifest says of a file."""
+
+    size: int
+    crc32: str
+
+
+class Listing(TypedDict):
+    """What a manifest says of its checkpoint: this, and more."""
+
+    id: str
+    serial: int
+    step: int
+    world_size: int
+    saved_at: str
+    weights_only: bool
+    files: dict[str, FileRecord]
 
 
 def temporary_name(folder: Path, step: int, checkpoint: str) -> Path:
@@ -33,7 +50,7 @@ def temporary_name(folder: Path, step: int, checkpoint: str) -> Path:
     return folder / f".saving-step-{step:06d}-{checkpoint[:8]}"
 
 
-def crc_of_json(value: dict[str, Any]) -> str:
+def crc_of_json(value: object) -> str:
     """The checksum of a value in JSON."""
     return f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"
 
@@ -76,20 +93,20 @@ def piece_files(files: Iterable[str]) -> list[str]:
 
 def is_whole(path: Path, manifest: Listing) -> bool:
     """Whether all files of a checkpoint are as its manifest says; reads them."""
-    return not any(damage(path / name, record) for name, record in manifest["files"].items())
+    return not any(damage(path / name, it["size"], it["crc32"]) for name, it in manifest["files"].items())
 
 
-def damage(file: Path, record: dict[str, Any], *, reads: bool = True) -> str:
-    """Why a file is not as its record in a manifest says, "" if it is; without `reads`, as far as its size shows."""
+def damage(file: Path, size: int, crc32: str, *, reads: bool = True) -> str:
+    """Why a file is not as a manifest says, "" if it is; without `reads`, as far as its size shows."""
     crc = 0
     try:
         with open(file, "rb", buffering=0) as opened:
-            size = os.fstat(opened.fileno()).st_size
-            if size != record["size"]:
-                return f"{size} bytes instead of {record['size']}"
+            there = os.fstat(opened.fileno()).st_size
+            if there != size:
+                return f"{there} bytes instead of {size}"
             while reads and (chunk := opened.read(CHUNK)):
                 crc = zlib.crc32(chunk, crc)
     except OSError as error:
         return error.strerror or type(error).__name__
-    is_other = reads and f"{crc:08x}" != record["crc32"]
-    return f"its checksum is {crc:08x} instead of {record['crc32']}" if is_other else ""
+    is_other = reads and f"{crc:08x}" != crc32
+    return f"its checksum is {crc:08x} instead of {crc32}" if is_other else ""

@@ -18,12 +18,12 @@ import pwd
 import socket
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from .machine import boot_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
 LOCK = ".paceline-holder"
@@ -37,7 +37,18 @@ _PAUSE = 0.02  # seconds between two tries
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _GONE = (errno.ENOENT, errno.ESTALE)
 
-Holder = dict[str, Any]
+
+class Holder(TypedDict, total=False):
+    """What the file says of the process that holds it; nothing while that is just writing it."""
+
+    what: str
+    job: str | None
+    jobs: list[str]  # names of this job's runs before, and its own
+    attempt: int
+    rank: int
+    pid: int
+    host: str
+    boot: str
 
 
 class FolderTaken(Exception):
@@ -244,7 +255,7 @@ def _holder(text: bytes) -> Holder:
         holder = json.loads(text)
     except ValueError:
         return {}
-    return holder if _is_ours(text) and isinstance(holder, dict) else {}
+    return cast("Holder", holder) if _is_ours(text) and isinstance(holder, dict) else {}
 
 
 def _is_at(fd: int, path: Path) -> bool:
@@ -255,19 +266,19 @@ def _is_at(fd: int, path: Path) -> bool:
         return False
 
 
-def _is_same_job(holder: Mapping[str, Any], who: Holder) -> bool:
+def _is_same_job(holder: Holder, who: Holder) -> bool:
     """Whether the holder is an earlier attempt of this job."""
     return not set(who["jobs"]).isdisjoint(holder.get("jobs", ())) and holder["attempt"] < who["attempt"]
 
 
-def _is_lost(holder: Mapping[str, Any], who: Holder) -> bool:
+def _is_lost(holder: Holder, who: Holder) -> bool:
     """Whether a file server keeps the lock of a process that is gone; on this machine the kernel knows."""
     if not holder.get("boot") or not who["boot"] or holder["boot"] == who["boot"]:
         return False
     return holder["host"] == who["host"] or _is_same_job(holder, who)
 
 
-def _describe(holder: Mapping[str, Any]) -> str:
+def _describe(holder: Holder) -> str:
     if "pid" not in holder:
         return "another process"
     process = f"rank {holder['rank']}, pid {holder['pid']} on {holder['host']}"

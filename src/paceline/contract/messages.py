@@ -13,7 +13,18 @@ if TYPE_CHECKING:
 
     from typing_extensions import NotRequired
 
-    from .records import CodeRecord, DataRecord, JobRecord, NodeHistory, NodeRecord, Report, UsageRecord
+    from .facts import BuiltEnvironment, EnvironmentEntry, SlurmFacts, Software
+    from .records import (
+        CodeRecord,
+        DataRecord,
+        EventRecord,
+        Inventory,
+        JobRecord,
+        NodeHistory,
+        NodeRecord,
+        Report,
+        UsageRecord,
+    )
     from .stands import Stand
 
 Json = dict[str, Any]  # of a record of `nodejob`
@@ -167,7 +178,14 @@ SlurmDescribed = TypedDict(
     "SlurmDescribed", {"jobs": "Sequence[JobRecord]", "names": list[str], "problem": Optional[str]}
 )
 SpecAnswer = TypedDict("SpecAnswer", {"spec": Json})  # as it is stored
-Events = TypedDict("Events", {"events": list[Json]})
+Inventories = TypedDict("Inventories", {"begin": bool, "inventory": "Inventory", "end": bool}, total=False)
+Pieces = TypedDict("Pieces", {"data": bytes, "end": bool}, total=False)  # of an archive
+Kept = TypedDict("Kept", {"kept": bool})  # of Slurm's: a job goes on without its client
+Ended = TypedDict("Ended", {"ended": str, "end": bool}, total=False)  # the name of a job, at last an end
+# The time, attempt, rank and stream of lines, and these; behind a beginning, and before an end.
+_LINES = tuple[float, int, int, str]
+LogAnswer = TypedDict("LogAnswer", {"begin": bool, "lines": _LINES, "data": bytes, "end": bool}, total=False)
+Events = TypedDict("Events", {"events": "list[EventRecord]"})
 NodeAnswer = TypedDict("NodeAnswer", {"node": "NodeRecord"})
 Usages = TypedDict("Usages", {"usage": "Mapping[str, UsageRecord]"})
 StandsAnswer = TypedDict("StandsAnswer", {"stands": "list[Stand]"})
@@ -180,8 +198,61 @@ Sent = TypedDict("Sent", {"sent": Optional[bool]})  # whether there is an agent;
 Leaves = TypedDict("Leaves", {"leaves": str})
 Url = TypedDict("Url", {"url": str})
 Ran = TypedDict("Ran", {"ran": bool})
-Servers = TypedDict("Servers", {"servers": list[Json]})
-Environments = TypedDict("Environments", {"environments": list[Json]})
+Says = TypedDict("Says", {"says": str})  # what something that takes long has printed last
+Built = TypedDict("Built", {"built": "BuiltEnvironment"})
+# The command that begins what runs `inside` a container, and what is there.
+Pulled = TypedDict("Pulled", {"inside": list[str], "facts": "Software"})
+Now = TypedDict("Now", {"now": float})  # seconds since the epoch
+Reached = TypedDict("Reached", {"reached": "dict[str, str | None]"})  # why not, for each peer; None if it was
+Doing = TypedDict("Doing", {"doing": str})
+SlurmChecked = TypedDict("SlurmChecked", {"facts": "SlurmFacts"})
+
+
+class JobAnswer(TypedDict, total=False):  # one of those about a job that is started, and perhaps followed
+    taken: str  # the folder of another job of the name
+    end: bool  # there are no more
+    # of its start on a host: the job's name there, its ranks, the machine's own name, and what is known of the job
+    started: str
+    ranks: int
+    host: str
+    report: Report
+    kept: Report  # the same, of one that goes on without its client
+    # of its start with Slurm: the batch script to be submitted; then the number and the records
+    script: str
+    notes: list[str]
+    id: str
+    record: JobRecord
+    others: list[JobRecord]
+    # of a followed job: what a rank wrote (attempt, rank, local rank and stream), or an event without its name
+    output: tuple[int, int, int, str]
+    data: bytes
+    event: str
+    details: EventRecord
+    node: str  # of Slurm's: which one says it; those that come, with the number of the job's start, and leave
+    enter: str
+    start: int
+    leave: str
+    waiting: str  # why it waits in Slurm
+    ended: JobRecord | None  # how it has
+    rejoined: int  # how many orders have arrived, on another connection in the place of one that broke
+    gone: int  # the exit code of its agent, its pid, and where its output is
+    pid: int
+    log: str | None
+
+
+class WarmRecord(TypedDict):  # a warm server; see `job.job.WarmServer` for each key
+    key: str
+    pid: int
+    preload: list[str]
+    python: list[str]
+    age: float
+    ends_in: float
+    jobs: int
+    memory: int
+
+
+Servers = TypedDict("Servers", {"servers": list[WarmRecord]})
+Environments = TypedDict("Environments", {"environments": "list[EnvironmentEntry]"})
 Removed = TypedDict("Removed", {"removed": list[str]})
 Planned = TypedDict("Planned", {"job": Json, "node": Json, "ranks": list[dict[str, str]]})
 ShellPlace = TypedDict("ShellPlace", {"run": str, "id": str, "node": str, "is_over": bool})

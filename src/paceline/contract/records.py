@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import NotRequired
 
-    from .stands import Pace
+    from .stands import Hang, Pace, Place, Spent
 
 State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
 FinalState = Literal["SUCCEEDED", "FAILED", "STOPPED"]
@@ -74,6 +74,121 @@ class FaultRecord(TypedDict):
 
     kind: str
     about: str
+
+
+class Failure(TypedDict):
+    """How a rank failed, or a node. `node.failure` makes it."""
+
+    cause: Cause  # decides what follows; `message` is for people
+    rank: int | None  # its rank, or None when a node or paceline's own process failed
+    node: int  # node rank
+    host: str
+    pid: int  # process id there
+    exit_code: int  # 0 … 255; 128 + N for signal N
+    signal: str  # name of the signal that killed it, or ""
+    oom: bool  # whether the kernel killed it because memory ran out
+    message: str  # the exception's last line, or what else is known, in one line
+    traceback: str  # what it printed last: the traceback, or the end of its log if there is none
+    has_traceback: bool  # whether `traceback` is one
+    log: str
+    symptom: bool  # whether it looks like the consequence of another rank's end
+    ended: float  # when it failed, in seconds on the monotonic clock of its machine
+    age: float  # seconds since then when it was reported. The clocks of nodes differ, ages hardly do.
+    advice: str  # what to do about it, if its message is a usual one, or ""
+    fault: FaultRecord | None  # what kind of one it is then
+    # the last one of each process group that a rank had entered which an exception ended, in words; "" if that is not
+    # known
+    collectives: str
+
+
+class ErrorRecord(TypedDict):
+    """What a rank records of the exception that ends it."""
+
+    type: str  # its name; `ExitCode` and `Preempted` are no exceptions of the script
+    message: str
+    traceback: str
+    time: float  # on the monotonic clock of its machine
+    pid: int
+    log_start: int | None  # where its traceback is in the rank's log; None if that is not known, or not yet
+    log_end: int | None
+    collectives: NotRequired[str]  # see `Failure`
+
+
+class OtherFailure(TypedDict, total=False):
+    """A failure that is not the first one: where it was, its message, and its last lines; see `Failure`."""
+
+    rank: int | None
+    node: int
+    message: str
+    traceback: str
+    collectives: str
+
+
+class Outcome(TypedDict):
+    """What failed: the first failure in full, the others in short; None and none if nothing did."""
+
+    failure: Failure | None
+    others: list[OtherFailure]
+
+
+class LogFiles(TypedDict, total=False):
+    """The files of a rank; `out` and `err` are one file unless its streams are apart. Only its node has the files."""
+
+    rank: int
+    local_rank: int
+    out: str
+    err: str
+    error: str
+
+
+class EventFacts(TypedDict, total=False):
+    """What an event says; which keys there are depends on the event."""
+
+    time: float  # seconds since the epoch
+    event: str
+    host: str | None  # where the job has several
+    on: str | list[str]  # the machine, or those of its ranks
+    why: str | None
+    message: str  # of a cluster, or of a node that does not answer
+    nodes: int
+    world_size: int
+    resume_from: str | None
+    devices: int | Sequence[str] | None  # that are asked for, or that it has got
+    need: int | Sequence[str]
+    ahead: int
+    problem: str | None
+    what: str | list[str]
+    seconds: float
+    attempt: int
+    restarts: int
+    logs: list[LogFiles]
+    hang: Hang
+    places: list[Place]
+    spent: Spent
+    causes: list[str]
+    signal: int
+    grace: float
+    state: str
+    exit_code: int | None
+    failure: Failure | None
+    others: list[OtherFailure]
+    took: float | None  # seconds from its start to its end
+    pid: int
+    step: int
+    folder: str
+    path: str
+    url: str | None
+    left_out: int  # how many events this one stands for
+
+
+class EventRecord(EventFacts, total=False):
+    """Something that happened to a job.
+
+    Nodes record most of it, see `node.journal.records`. Clients add what only they know: `submitted`, `requeued`,
+    `silent`, and warnings of a cluster, which are named after their reasons.
+    """
+
+    ranks: int
 
 
 class TracebackRecord(TypedDict):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     KeyPath = tuple[str | int, ...]
 
+Parsers = Mapping[str, Callable[[Any], Any]]  # field → what reads it; raises ValueError
+
 _LONGEST = 60  # characters of a bad value that are shown
 _YES_OR_NO = {"yes": True, "on": True, "no": False, "off": False}
 _WORDS: dict[Any, str] = {
@@ -85,7 +87,7 @@ class Model(
 
     is_strict: ClassVar[bool] = False  # if not, "3" is a number where only a number can be meant
     elsewhere: ClassVar[Mapping[str, str]] = {}  # what other tools call a field → its name
-    parsers: ClassVar[dict[str, Any]] = {}  # field → what reads it; raises ValueError
+    parsers: ClassVar[Parsers] = {}
 
     @classmethod
     def validated(cls, given: Any) -> Self:
@@ -173,7 +175,7 @@ class Model(
         return factory() if callable(factory) else found.default
 
 
-def _restored(model: type[Model], fields: dict[str, Any], rest: dict[str, Any]) -> Model:
+def _restored(model: type[Model], fields: dict[str, object], rest: dict[str, object]) -> Model:
     new: Model = msgspec.StructMeta.__call__(model, **fields)
     new.__dict__.update(rest)
     return new

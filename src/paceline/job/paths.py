@@ -10,7 +10,7 @@ import os
 import shlex
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .errors import UserError
 
@@ -68,7 +68,7 @@ def targets_in_use() -> list[str]:
     return sorted({path.parent.name for path in target_folder("x").parent.glob("*/[!.]*")})
 
 
-def submitted_options(target: str, name: str) -> dict[str, Any]:
+def submitted_options(target: str, name: str) -> dict[str, object]:
     """The options of the hosts that flags named when a job was submitted to them from here; at least `hosts`."""
     note = target_folder(target) / name
     found = _options(note)
@@ -77,7 +77,7 @@ def submitted_options(target: str, name: str) -> dict[str, Any]:
     return found
 
 
-def jobs_on_named_hosts(target: str, since: float) -> list[tuple[str, dict[str, Any]]]:
+def jobs_on_named_hosts(target: str, since: float) -> list[tuple[str, dict[str, object]]]:
     """The jobs submitted from here to hosts that flags named, and their options; none that ended before."""
     found = []
     for note in sorted(target_folder(target).glob("[!.]*")):
@@ -87,7 +87,7 @@ def jobs_on_named_hosts(target: str, since: float) -> list[tuple[str, dict[str, 
     return found
 
 
-def _options(note: Path) -> dict[str, Any] | None:
+def _options(note: Path) -> dict[str, object] | None:
     try:
         stored = json.loads(note.read_bytes())
         options = stored["options"]

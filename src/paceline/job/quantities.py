@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from paceline.contract.records import ProgressRecord
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _MANY = 600  # a greater number without a unit is likely to be one of seconds
@@ -134,7 +134,7 @@ def show_time(seconds: float | None) -> str | None:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def replicas_in_words(progress: Mapping[str, Any] | None) -> list[str]:
+def replicas_in_words(progress: ProgressRecord | None) -> list[str]:
     """A line that says how often ranks were compared, and were equal; none if they were not compared."""
     seen = (progress or {}).get("replicas")
     if not seen or not seen["compared"]:

@@ -19,7 +19,7 @@ from paceline.contract import found
 
 from . import trust
 from .errors import UserError
-from .model import InvalidError, Model, as_list, each
+from .model import InvalidError, Model, Parsers, as_list, each
 from .quantities import duration, duration_or_off
 from .settings_files import place_of, project_file, user_file
 from .text import printable
@@ -55,7 +55,7 @@ class LocalSettings(_Model, frozen=True, kw_only=True):
     setup: tuple[str, ...] = ()
     environment: str | None = None
 
-    parsers: ClassVar[dict[str, Any]] = {"setup": as_list}
+    parsers: ClassVar[Parsers] = {"setup": as_list}
 
 
 class Target(_Model, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class Target(_Model, frozen=True, kw_only=True):
     environment: str | None = None
     options: dict[str, Any] = {}
 
-    parsers: ClassVar[dict[str, Any]] = {"setup": as_list}
+    parsers: ClassVar[Parsers] = {"setup": as_list}
 
     @classmethod
     def arranged(cls, given: Any) -> Any:
@@ -95,7 +95,7 @@ class Defaults(_Model, frozen=True, kw_only=True):
     reconnect_timeout: Seconds | None = None
     keep_warm: Seconds | Literal["off"] | None = None
 
-    parsers: ClassVar[dict[str, Any]] = {
+    parsers: ClassVar[Parsers] = {
         "look_timeout": _limit, "act_timeout": _limit, "reconnect_timeout": _limit,
         "keep_warm": partial(duration_or_off, usual="m"),
     }  # fmt: skip
@@ -128,7 +128,7 @@ class Receiver(_Model, frozen=True, kw_only=True):
     targets: tuple[str, ...] | None = None
     labels: dict[str, str] = {}
 
-    parsers: ClassVar[dict[str, Any]] = {
+    parsers: ClassVar[Parsers] = {
         "mail": as_list, "on": as_list, "targets": as_list,
         "slow_for": partial(duration, usual="m", zero="give for example 10m"),
     }  # fmt: skip
@@ -161,7 +161,7 @@ class Settings(_Model, frozen=True, kw_only=True):
     defaults: Defaults = msgspec.field(default_factory=lambda: Defaults.validated({}))
     notify: dict[str, Receiver] = {}
 
-    parsers: ClassVar[dict[str, Any]] = {
+    parsers: ClassVar[Parsers] = {
         "local": LocalSettings.validated, "targets": each(Target), "defaults": Defaults.validated,
         "notify": each(Receiver),
     }  # fmt: skip

@@ -19,7 +19,7 @@ from paceline.contract.nodejob import NodeJob
 
 from .errors import nearest
 from .flags import ELSEWHERE
-from .model import InvalidError, Model, as_list, each
+from .model import InvalidError, Model, Parsers, as_list, each
 from .quantities import duration, duration_or_off, duration_text
 from .quantities import memory as memory_size
 from .secret_values import split_source
@@ -75,12 +75,12 @@ def _valid_env(env: Any) -> Any:
     return env
 
 
-def _written(schema: dict[str, Any]) -> Meta:
+def _written(schema: dict[str, object]) -> Meta:
     """Have the JSON schema say how a field is written, where that is not how it is kept."""
     return Meta(extra_json_schema={"written": schema})
 
 
-def _as_text(pattern: str) -> dict[str, Any]:
+def _as_text(pattern: str) -> dict[str, object]:
     return {"type": "string", "pattern": f"^{pattern}$"}
 
 
@@ -299,7 +299,7 @@ class JobSpec(Model, frozen=True, kw_only=True):
     detached: Annotated[bool, Meta(description="outlive the terminal")] = False
 
     elsewhere: ClassVar[Mapping[str, str]] = ELSEWHERE
-    parsers: ClassVar[dict[str, Any]] = {
+    parsers: ClassVar[Parsers] = {
         "name": _valid_name, "resume_from": _valid_name, "framework": _valid_framework, "nodes": _valid_nodes,
         "memory": memory_size, "setup": as_list, "env": _valid_env, "secrets": _valid_variables, "data": each(Mount),
         **{name: partial(duration, usual=unit, zero=_ZERO.get(name, "")) for name, unit in _DURATIONS.items()},

@@ -30,7 +30,7 @@ _OF_RECEIVERS = frozenset({"webhook", "webhook_file", "secret_file", "mail"})  #
 ask: Callable[[Path, Mapping[str, Any]], bool] | None = None
 
 
-def guarded(table: Mapping[str, Any]) -> dict[str, Any]:
+def guarded(table: Mapping[str, Any]) -> dict[str, object]:
     """The settings of a project's file to which the user has to agree."""
     local = table.get("local")
     own = {f"local.{key}": value for key, value in (local.items() if isinstance(local, dict) else ()) if key in _KEYS}

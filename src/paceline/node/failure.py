@@ -7,15 +7,14 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.files import is_disk_full, regular
 from paceline.node.rundir.directory import read_error
 from paceline.node.usual_messages import advice
 
 if TYPE_CHECKING:
-    from paceline.contract.records import Cause
-    from paceline.node.journal.status import Failure, OtherFailure, Outcome
+    from paceline.contract.records import Cause, ErrorRecord, Failure, OtherFailure, Outcome
 
 TIMED_OUT = 124  # the exit code of a job that reached its time limit, as timeout(1) has it
 # What a rank prints if a peer is gone: such a failure is the consequence of another one.
@@ -113,7 +112,7 @@ def rank_failure(
         "oom": oom, "message": message, "traceback": text, "has_traceback": is_traceback, "log": str(log),
         "symptom": symptom, "ended": ended, "age": 0.0, "advice": advised.text,
         "fault": {"kind": advised.kind, "about": advised.about} if advised.kind else None,
-        "collectives": str((record or {}).get("collectives", "")),
+        "collectives": str(record.get("collectives", "")) if record else "",
     }  # fmt: skip
 
 
@@ -158,14 +157,15 @@ def _first_line(text: str) -> str:
     return first if len(first) <= _MOST_MESSAGE else f"{first[:_MOST_MESSAGE]}…"
 
 
-def _printed(log: Path, record: dict[str, Any]) -> str:
+def _printed(log: Path, record: ErrorRecord) -> str:
     """The traceback as the rank printed it: a user's own sys.excepthook may have formatted it."""
-    if record.get("log_end") is None:
+    start, end = record.get("log_start"), record.get("log_end")
+    if start is None or end is None:
         return ""
     try:
         with open(log, "rb", opener=regular) as file:
-            file.seek(record["log_start"])
-            return file.read(record["log_end"] - record["log_start"]).decode(errors="replace")
+            file.seek(start)
+            return file.read(end - start).decode(errors="replace")
     except OSError:
         return ""
 

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from paceline.node.files import read_json, write_json
 
@@ -31,6 +31,16 @@ if TYPE_CHECKING:
 
     from paceline.node.eventloop.loop import Loop
     from paceline.node.rundir.directory import RunDirectory
+
+    class BoardRecord(TypedDict, total=False):
+        """What tensorboard.json says of a TensorBoard; one that does not run has a problem alone."""
+
+        pid: int
+        start_time: int
+        port: int
+        url: str | None  # None while it does not answer
+        logdir: str
+        problem: str
 
 
 PAUSE = 0.1  # seconds between two checks while it starts
@@ -139,7 +149,7 @@ class TensorBoard:
         self.problem = problem
         self._write({"problem": problem, "logdir": self._logdir})
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, record: BoardRecord) -> None:
         with contextlib.suppress(OSError):  # the disk is full
             write_json(record_file(self._folder), record)
 
@@ -202,7 +212,7 @@ def open_for(python: Sequence[str], logdir: str | None, default: str, folder: Pa
             if logdir is not None and record["logdir"] != logdir:
                 raise TensorBoardError(f"a running one shows {record['logdir']}; end it first with --stop")
             if record["url"] is not None:
-                return str(record["url"])
+                return record["url"]
             if time.monotonic() > enough:
                 raise TensorBoardError(f"it did not start within {PATIENCE:g} s; see {log_file(folder)}")
             time.sleep(PAUSE)
@@ -235,14 +245,14 @@ def stop(folder: Path) -> bool:
     return ran
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read(folder: Path) -> BoardRecord:
     try:
-        return read_json(record_file(folder)) or {}
+        return cast("BoardRecord", read_json(record_file(folder)) or {})
     except (OSError, ValueError):
         return {}
 
 
-def _runs(record: dict[str, Any]) -> bool:
+def _runs(record: BoardRecord) -> bool:
     began = record.get("start_time")
     return began is not None and processes.start_time(record["pid"]) == began
 

@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import json
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -65,7 +65,7 @@ def message(
         for sign, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
             text = text.replace(sign, name)
         return url, msgspec.json.encode({"text": text})
-    body: dict[str, Any] = {"msgtype": "text", "text": {"content": text}}
+    body: dict[str, object] = {"msgtype": "text", "text": {"content": text}}
     if kind == "feishu":
         body = {"msg_type": "text", "content": {"text": text.replace("<at", "< at")}}  # a tag that calls people
         if secret:

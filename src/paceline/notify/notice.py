@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -62,7 +62,7 @@ class Notice(msgspec.Struct, frozen=True):
     labels: dict[str, str] = {}
     command: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As JSON has it."""
         return {**msgspec.to_builtins(self), "time": show_time(self.time)}
 

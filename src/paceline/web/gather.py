@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paceline.backends.base import Backend
+    from paceline.contract.records import EventRecord
     from paceline.job.job import Job
     from paceline.job.spec import JobSpec
 
@@ -41,7 +42,7 @@ def gathered(job: Job, there: Backend, lines: int) -> JobView:
             missing.append(f"{what}: {error}")
             return otherwise
 
-    nothing: list[dict[str, Any]] = []
+    nothing: list[EventRecord] = []
     no_spec: dict[str, Any] = {}
     happened = known("events", lambda: there.events(job.name), nothing)
     history = known("history", lambda: able(there, Recorded).history(job.name), History([]))

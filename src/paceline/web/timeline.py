@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from paceline.backends.story import failed
 from paceline.job.job import hangs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from paceline.contract.records import EventRecord
     from paceline.job.job import Job
 
 _MOST = 120  # parts and marks of a kind; of more, those are left out that nobody could tell apart
@@ -54,7 +55,7 @@ class Timeline(TypedDict):
 KINDS = ("waiting", "starting", "running", "hung", "suspended", "unknown")
 
 
-def timeline(job: Job, happened: Sequence[Mapping[str, Any]], now: float) -> Timeline:
+def timeline(job: Job, happened: Sequence[EventRecord], now: float) -> Timeline:
     """The bar of a job, of its story; whatever that lacks, the bar ends at the job's end, or `now`."""
     told = _Told(job.created)
     for event in happened:
@@ -99,9 +100,9 @@ class _Told:
         self._ended: float | None = None  # by a node; others may go on
         self._importing: set[str] = set()  # hosts
         self._hung_until = 0.0  # a hang was seen until then at least
-        self._restarts: set[Any] = set()
+        self._restarts: set[int | None] = set()
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take(self, event: EventRecord) -> None:
         """Go on with an event."""
         name, time = event["event"], float(event["time"])
         if self._ended is not None and name in _BEGINS:
@@ -126,37 +127,38 @@ class _Told:
     def _mark(self, kind: str, time: float, about: str) -> None:
         self.marks.append({"kind": kind, "at": time, "about": about[:_LONGEST], "count": 1})
 
-    def _wait(self, _: Mapping[str, Any], time: float) -> None:
+    def _wait(self, _: EventRecord, time: float) -> None:
         self._to("waiting", time)
 
-    def _suspend(self, _: Mapping[str, Any], time: float) -> None:
+    def _suspend(self, _: EventRecord, time: float) -> None:
         self._to("suspended", time)
 
-    def _grant(self, _: Mapping[str, Any], time: float) -> None:
+    def _grant(self, _: EventRecord, time: float) -> None:
         if self._kind != "running":
             self._to("starting", time)
 
-    def _import(self, event: Mapping[str, Any], time: float) -> None:
+    def _import(self, event: EventRecord, time: float) -> None:
         self._importing.add(str(event.get("host") or ""))
         self._grant(event, time)
 
-    def _imported(self, event: Mapping[str, Any], time: float) -> None:
+    def _imported(self, event: EventRecord, time: float) -> None:
         self._importing.discard(str(event.get("host") or ""))
         if not self._importing and self._kind == "starting":
             self._to("running", time)
 
-    def _hang(self, event: Mapping[str, Any], time: float) -> None:
-        self._to("hung", time - float((event.get("hang") or {}).get("seconds") or 0.0))
+    def _hang(self, event: EventRecord, time: float) -> None:
+        hang = event.get("hang")
+        self._to("hung", time - (hang["seconds"] if hang else 0.0))
         self._hung_until = time
 
-    def _stop(self, _: Mapping[str, Any], time: float) -> None:
+    def _stop(self, _: EventRecord, time: float) -> None:
         if not any(mark["kind"] == "stop" and time - mark["at"] < 1 for mark in self.marks):
             self._mark("stop", time, "")
 
-    def _finish(self, _: Mapping[str, Any], time: float) -> None:
+    def _finish(self, _: EventRecord, time: float) -> None:
         self._ended = time
 
-    def _started(self, event: Mapping[str, Any], time: float) -> None:
+    def _started(self, event: EventRecord, time: float) -> None:
         number = event.get("attempt")
         if self._kind in ("running", "hung") and number in (None, self.attempt):
             return
@@ -165,7 +167,7 @@ class _Told:
         if not self._importing:
             self._to("running", time)
 
-    def _restarting(self, event: Mapping[str, Any], time: float) -> None:
+    def _restarting(self, event: EventRecord, time: float) -> None:
         number = event.get("attempt", event.get("restarts"))
         if number is None or number not in self._restarts:
             self._restarts.add(number)
@@ -173,7 +175,7 @@ class _Told:
             self._mark("restart", time, failed(failure) if failure else str(event.get("why") or ""))
             self._to("starting", time)
 
-    def _go_on(self, event: Mapping[str, Any], time: float) -> None:
+    def _go_on(self, event: EventRecord, time: float) -> None:
         if self._kind != "suspended":
             self._importing.clear()
             self._to("running", time)
@@ -181,7 +183,7 @@ class _Told:
             self._mark("checkpoint", time, str(event.get("step", "")))
 
 
-_STEPS: dict[str, Callable[[_Told, Mapping[str, Any], float], None]] = {
+_STEPS: dict[str, Callable[[_Told, EventRecord, float], None]] = {
     "queued": _Told._wait, "waiting": _Told._wait, "resuming": _Told._wait, "requeued": _Told._wait,
     "granted": _Told._grant, "importing": _Told._import, "imported": _Told._imported, "started": _Told._started,
     "restarting": _Told._restarting, "hang": _Told._hang, "suspended": _Told._suspend, "checkpoint": _Told._go_on,

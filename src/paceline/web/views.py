@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from paceline.backends.base import History
-    from paceline.contract.records import MetricsRecord, NodeHistory, Telemetry
+    from paceline.contract.records import EventRecord, MetricsRecord, NodeHistory, Telemetry
     from paceline.job.job import Job
 
     from .stacks import Block
@@ -102,7 +102,7 @@ class JobView(TypedDict):
     missing: list[str]  # lines about what could not be read
 
 
-def events(happened: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def events(happened: Sequence[EventRecord]) -> list[dict[str, Any]]:
     """The events with their details in words, as `paceline events` shows them; of very many the first and last ones."""
     few = list(happened)
     if len(few) > _MOST_EVENTS:
@@ -130,7 +130,7 @@ def last_lines(lines: Iterable[tuple[int, bytes]], most: int) -> list[dict[str, 
 
 def job_view(
     job: Job,
-    happened: Sequence[dict[str, Any]],
+    happened: Sequence[EventRecord],
     history: History,
     *,
     logs: Sequence[Mapping[str, Any]] = (),

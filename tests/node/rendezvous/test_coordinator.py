@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.contract import RESUME_CODE
+from paceline.contract.records import Failure
 from paceline.node.failure import culprit
-from paceline.node.journal.status import Failure
 from paceline.node.rendezvous.coordinator import RUNNING, Coordinator
 
 Message = dict[str, Any]

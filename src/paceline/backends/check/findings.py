@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.job.quantities import show_size
 from paceline.job.text import a_few, printable
@@ -16,6 +16,7 @@ from .report import Finding, errors_first
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from paceline.contract.facts import DiskFacts, PreflightFacts, Software
     from paceline.job.errors import UserError
 
     from .inspect import Inspection
@@ -320,7 +321,7 @@ def unreachable(host: str, error: UserError) -> Finding:
     return Finding("error", host, what or do, do if what else "")
 
 
-def disk_findings(host: str, found: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def disk_findings(host: str, found: Sequence[DiskFacts]) -> list[Finding]:
     """What is wrong with the disks of the folders for jobs."""
     findings = []
     do = "make room, or choose another root in the target's settings"
@@ -337,7 +338,7 @@ def disk_findings(host: str, found: Sequence[Mapping[str, Any]]) -> list[Finding
     return findings
 
 
-def host_findings(answers: Mapping[str, Mapping[str, Any]], clocks: Mapping[str, Clock]) -> list[Finding]:
+def host_findings(answers: Mapping[str, PreflightFacts], clocks: Mapping[str, Clock]) -> list[Finding]:
     """What would go wrong on hosts that answer."""
     found: list[Finding] = []
     for host, answer in answers.items():
@@ -347,7 +348,7 @@ def host_findings(answers: Mapping[str, Mapping[str, Any]], clocks: Mapping[str,
     return found + ([] if has_own else software_findings(answers))
 
 
-def software_findings(answers: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+def software_findings(answers: Mapping[str, Software]) -> list[Finding]:
     """A finding for Python and for each framework that machines have in different versions."""
     found = differing("Python", {host: minor(answer["python"]["version"]) for host, answer in answers.items()})
     for name in FRAMEWORKS:

@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline._version import __version__
 from paceline.contract.memory import Memory, machine_memory
@@ -61,7 +61,7 @@ class Inspected:
     seen: Inspection
     findings: list[Finding]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The keys of `paceline check -o json`."""
         findings = [asdict(finding) for finding in self.findings]
         return {**asdict(self.seen), "devices": self.seen.devices.to_dict(), "findings": findings}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from paceline.contract.facts import CoresFacts, DiskFacts, GpusFacts, MemoryFacts, PackageFacts, PythonFacts
 
 MOST_FOR_PAIRS = 8  # up to so many hosts, every pair is measured; with more, only each host with the next one
 
@@ -72,12 +74,12 @@ class HostReport:
     name: str
     address: str | None = None
     clock: Clock | None = None
-    python: Mapping[str, Any] | None = None
-    packages: Mapping[str, Any] | None = None
-    devices: Mapping[str, Any] | None = None
-    cores: Mapping[str, Any] | None = None
-    memory: Mapping[str, Any] | None = None
-    disks: Sequence[Mapping[str, Any]] | None = None
+    python: PythonFacts | None = None
+    packages: Mapping[str, PackageFacts | None] | None = None
+    devices: GpusFacts | None = None
+    cores: CoresFacts | None = None
+    memory: MemoryFacts | None = None
+    disks: Sequence[DiskFacts] | None = None
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import ProgressReporter
     from paceline.backends.remote.connection import Answer, Host
+    from paceline.contract.facts import BuiltEnvironment, EnvironmentFacts
     from paceline.contract.messages import BuildEnvironment, WantedEnvironment
     from paceline.contract.messages import Environment as AskEnvironment
 
@@ -85,14 +86,14 @@ class Environments:
         """What a machine is asked."""
         return {"digest": self.digest, "index": _index()}
 
-    def ask(self, hosts: Sequence[Host], minor: str | None = None) -> dict[Host, Answer]:
+    def ask(self, hosts: Sequence[Host], minor: str | None = None) -> dict[Host, EnvironmentFacts]:
         """Ask machines what they have; the first one that cannot have it, with this minor of Python, is an error."""
         request: AskEnvironment = {"do": "environment", **self.request}
         looks = _all(at_once(hosts, lambda host: host.answer(request)))
         self.choose(looks, minor)
         return looks
 
-    def choose(self, looks: Mapping[Host, Answer], minor: str | None = None) -> None:
+    def choose(self, looks: Mapping[Host, EnvironmentFacts], minor: str | None = None) -> None:
         """Choose the Python of each machine, the same minor on all; refuse those that cannot have this environment."""
         problems: dict[str, list[str]] = {}
         able: dict[Host, dict[str, _Python]] = {}
@@ -116,7 +117,7 @@ class Environments:
             )
         self._pythons.update({host: it[common[0]] for host, it in able.items()})
 
-    def _choices(self, look: Answer) -> list[_Python] | str:
+    def _choices(self, look: EnvironmentFacts) -> list[_Python] | str:
         """The interpreters of a machine that suit, the best first, or why none does."""
         from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -231,7 +232,7 @@ class Environments:
 
     async def _build(
         self, host: Host, load: _Load, said: dict[Host, str], progress: ProgressReporter
-    ) -> dict[str, Any]:
+    ) -> BuiltEnvironment:
         python, size = self._pythons[host], os.fstat(load.archive.fileno()).st_size
         request: BuildEnvironment = {
             "do": "environment_build", "digest": self.digest, "source": self.source, "python": python.path,
@@ -251,7 +252,8 @@ class Environments:
             async with contextlib.aclosing(await host.connect(request, body())) as answers:
                 async for answer in answers:
                     if "built" in answer:
-                        return dict(answer["built"])
+                        built: BuiltEnvironment = answer["built"]
+                        return built
                     said[host] = printable(answer["says"])
                     now = "; ".join(f"{it.name}: {said[it][:_SAID]}" for it in list(said))
                     progress(f"installing {self.source}", 0, None, now)
@@ -278,8 +280,8 @@ class _Python(NamedTuple):
 
     path: str
     minor: str
-    built: dict[str, Any] | None  # the record of the environment, if it is there
-    look: Answer
+    built: BuiltEnvironment | None  # the record of the environment, if it is there
+    look: EnvironmentFacts
 
     @property
     def platform(self) -> dict[str, str]:

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from paceline.backends.base import LogLines, LogQuery, Prepared, ProgressReporter
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import RankStreams
+    from paceline.backends.kubernetes.api.object import Object
+    from paceline.contract import messages
     from paceline.contract.messages import Describe, OfJob, OpenTensorboard, Request
+    from paceline.contract.records import EventRecord
     from paceline.contract.stands import Stand
     from paceline.job.job import Job, Node, Usage, Volume
     from paceline.job.spec import JobSpec
@@ -69,7 +72,7 @@ class Kubernetes(Backend):
         super().__init__(name, options, where)
         self._given = options
         self._cluster = Cluster(name, options, where)
-        self._answers: dict[str, tuple[float, dict[int, dict[str, Any]]]] = {}  # of the pods of a job, and when
+        self._answers: dict[str, tuple[float, dict[int, messages.Described]]] = {}  # of the pods of a job, and when
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -180,18 +183,19 @@ class Kubernetes(Backend):
 
         return spec_of(self._find(name))
 
-    def events(self, name: str) -> list[dict[str, Any]]:
+    def events(self, name: str) -> list[EventRecord]:
         from .look.events import events
 
         return events(self._cluster, self._find(name))
 
     def stands(self, name: str) -> list[Stand]:
+        answers: dict[int, messages.StandsAnswer]
         answers = self._ask_pods(self._find(name), {"do": "stands", "name": name})
         if not answers:
             raise UserError(f"no pod of job {name} answers")
         return [stand for answer in answers.values() for stand in answer["stands"]]
 
-    def _ask_pods(self, job: Found, request: Request) -> dict[int, dict[str, Any]]:
+    def _ask_pods(self, job: Found, request: Request) -> dict[int, Any]:
         """Node rank → the answer of the program in its pod, of those that run and answer."""
         from .look.inside import asked
 
@@ -323,7 +327,8 @@ class Kubernetes(Backend):
 
         job, pod = self._with_board(name)
         request: OpenTensorboard = {"do": "open_tensorboard", "name": name, "logdir": logdir}
-        return str(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["url"])
+        answer: messages.Url = answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)
+        return answer["url"]
 
     def forward_tensorboard(
         self, name: str, url: str, warn: Callable[[str], None], *, port: int | None = None
@@ -345,7 +350,8 @@ class Kubernetes(Backend):
         if pod is None:  # it has ended with its pod
             return False
         request: OfJob = {"do": "close_tensorboard", "name": name}
-        return bool(answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)["ran"])
+        answer: messages.Ran = answer_of(self._cluster, pod, request, job.python, _BOARD_SECONDS)
+        return answer["ran"]
 
     def _with_board(self, name: str) -> tuple[Found, Pod]:
         """A job and the pod of rank 0, in which its TensorBoard runs or can be started."""
@@ -403,7 +409,7 @@ class Kubernetes(Backend):
 
         for job in find(self._cluster, names).values():
             if job.is_suspended and STOPPED not in job.annotations:
-                changes: dict[str, Any] = {"metadata": {"annotations": {SUSPENDED: None}}}
+                changes: Object = {"metadata": {"annotations": {SUSPENDED: None}}}
                 queue = job.spec.queue
                 if queue and queues.version(self._cluster) is not None:
                     changes["metadata"]["labels"] = queues.activate(self._cluster, job.object, queue)
@@ -418,7 +424,7 @@ class Kubernetes(Backend):
         started = described(job, "").started
         # Its pods go, and its object forgets when it started. Since the other mark kubectl may have resumed it.
         times = {STOPPED: None, SUSPENDED: None, mark: time.time(), STARTED: started}
-        marks: dict[str, Any] = {"annotations": {key: None if it is None else text(it) for key, it in times.items()}}
+        marks: Object = {"annotations": {key: None if it is None else text(it) for key, it in times.items()}}
         changes = {"metadata": marks, "spec": job.kind.suspension(job.object, True)}
         if labels := queues.deactivate(self._cluster, job.object):
             marks["labels"] = labels

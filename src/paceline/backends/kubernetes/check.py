@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.backends.check.report import Finding, Report, errors_first
 from paceline.job.errors import UserError
@@ -19,7 +19,9 @@ from .manifests.manifest import text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .api.client import Cluster, Object
+    from paceline.backends.kubernetes.api.object import Object
+
+    from .api.client import Cluster
     from .options import Options
 
 _LEAST = (1, 24)
@@ -177,9 +179,7 @@ def role(cluster: Cluster, denied: Sequence[tuple[Right, list[str]]]) -> str:
         for right in rights(cluster):
             if right.is_global == is_global:
                 rules.setdefault((right.group, right.resource), []).extend(right.verbs)
-        meta: dict[str, Any] = (
-            {"name": "paceline"} if is_global else {"name": "paceline", "namespace": cluster.namespace}
-        )
+        meta: Object = {"name": "paceline"} if is_global else {"name": "paceline", "namespace": cluster.namespace}
         api = "rbac.authorization.k8s.io"
         listed = [{"apiGroups": [g], "resources": [r], "verbs": verbs} for (g, r), verbs in rules.items()]
         subject = {"kind": "User", "name": who, "apiGroup": api}

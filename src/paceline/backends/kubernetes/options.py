@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar, Literal
 
-from paceline.job.model import Model
+from paceline.job.model import Model, Parsers
 from paceline.job.quantities import memory
 
 DEFAULT_GPU = "nvidia.com/gpu"
@@ -166,7 +166,7 @@ class Options(Model, frozen=True, kw_only=True):
     ports: list[int] = []  # ports that containers declare
     pod_template: dict[str, Any] = {}  # is merged into the pod template: a YAML file, or a table
 
-    parsers: ClassVar[dict[str, Any]] = {
+    parsers: ClassVar[Parsers] = {
         "resources": _pairs, "pull_secrets": _names, "selector": _pairs, "tolerations": _tolerations,
         "topology": _topology, "run_as": _user, "capabilities": _capabilities, "work_size": _valid_size,
         "annotations": _texts, "ports": _names, "pod_template": _template, "shm": _valid_size,

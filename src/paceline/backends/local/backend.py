@@ -8,7 +8,7 @@ import json
 import os
 import time
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from paceline.backends.base import Backend, History, Listing, Shell
 from paceline.backends.refusals import refusals
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.backends.check.inspect import Inspected
     from paceline.backends.foreground import RankStreams
     from paceline.contract.messages import WarmWanted
-    from paceline.contract.records import JobRecord
+    from paceline.contract.records import EventRecord, JobRecord
     from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Node, Usage, Volume, WarmServer
     from paceline.job.spec import JobSpec
@@ -234,7 +234,7 @@ class Local(Backend):
         except ValueError:  # a damaged file
             raise UserError(f"what job {name} runs cannot be read from its folder; submit it again") from None
 
-    def events(self, name: str) -> list[dict[str, Any]]:
+    def events(self, name: str) -> list[EventRecord]:
         with refusals():
             return records.events(self._run(name))
 

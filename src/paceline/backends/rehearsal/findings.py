@@ -15,6 +15,7 @@ from .records import Attempt, Course, Event, Finding, alike, named
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from paceline.contract.records import Failure, OtherFailure
     from paceline.contract.stands import Place
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -52,22 +53,23 @@ def findings(attempts: Sequence[Attempt], course: Course) -> list[Finding]:
 # -- how the job ended -------------------------------------------------------------------------------------------------
 
 
-def _of_failures(attempt: Attempt, failures: Sequence[Mapping[str, Any]], *, is_explained: bool) -> Iterator[Finding]:
+def _of_failures(
+    attempt: Attempt, failures: Sequence[Failure | OtherFailure], *, is_explained: bool
+) -> Iterator[Finding]:
     """Exceptions and signals; of ranks that have lost another one only what that one did."""
-    own = [
-        it for it in failures if it["rank"] is not None and not SYMPTOM.search(it["message"])
+    own = {
+        rank: it for it in failures if (rank := it["rank"]) is not None and not SYMPTOM.search(it["message"])
         and not (is_explained and it["message"].startswith("killed"))
-    ]  # fmt: skip
-    for ranks in alike({it["rank"]: _NUMBER.sub("", it["message"]) for it in own}).values():
-        first = max((it for it in own if it["rank"] in ranks), key=lambda it: len(it.get("traceback") or ""))
+    }  # fmt: skip
+    for ranks in alike({rank: _NUMBER.sub("", it["message"]) for rank, it in own.items()}).values():
+        first = max((own[rank] for rank in ranks), key=lambda it: len(it.get("traceback") or ""))
         at = _last_line(first.get("traceback") or "") or _last_at(attempt, ranks[0])
         are_all = len(ranks) == len(attempt.ranks)
-        advice = first.get("advice") or (
-            f"see the log of rank {ranks[0]}{'' if are_all else ', and what it has that others do not'}"
-        )
+        others = "" if are_all else ", and what it has that others do not"
+        advice = str(first.get("advice") or f"see the log of rank {ranks[0]}{others}")
         who = "all ranks fail" if are_all else f"{named(ranks)} fail{'s' * (len(ranks) == 1)}"
         yield Finding(at, f"{who}: {first['message']}", advice)
-    lost = [it["rank"] for it in failures if it["rank"] is not None]
+    lost = [rank for it in failures if (rank := it["rank"]) is not None]
     ended = [rank for rank, _ in attempt.of("end") if rank not in lost]
     if lost and not own and not is_explained:
         waiting = lost[0]

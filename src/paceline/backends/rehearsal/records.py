@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from paceline.contract.records import Failure, OtherFailure
     from paceline.contract.stands import Hang
 
 Event = dict[str, Any]
@@ -36,7 +37,7 @@ class Course:
         stopped: why the job was stopped before it ended; "" if it was not.
     """
 
-    failures: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    failures: Mapping[int, Sequence[Failure | OtherFailure]] = field(default_factory=dict)
     hang: Hang | None = None
     stopped: str = ""
 

@@ -11,12 +11,12 @@ from .engine import close, run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.contract.messages import Request
+    from paceline.contract.messages import LogAnswer, Request
 
-    from .connection import Answer, Answers, Host
+    from .connection import Answers, Host
 
 
-def lines_of(answer: Answer) -> LogLines:
+def lines_of(answer: LogAnswer) -> LogLines:
     """The lines in an answer."""
     moment, attempt, rank, stream = answer["lines"]
     return LogLines(moment, attempt, rank, stream, answer["data"])

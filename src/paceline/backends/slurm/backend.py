@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.backends.check.report import Report
     from paceline.backends.foreground import RankStreams
     from paceline.contract import messages
-    from paceline.contract.records import JobRecord
+    from paceline.contract.records import EventRecord, JobRecord
     from paceline.contract.stands import Stand
     from paceline.job.job import Contents, Usage, Volume
     from paceline.job.spec import JobSpec
@@ -171,7 +171,7 @@ class Slurm(Backend):
 
         return JobSpec.from_stored(self._login.ask({"do": "spec", "name": name, "jobs": "slurm"})["spec"])
 
-    def events(self, name: str) -> list[dict[str, Any]]:
+    def events(self, name: str) -> list[EventRecord]:
         found: messages.Events = self._login.ask({"do": "slurm_events", "name": name})
         return found["events"]
 

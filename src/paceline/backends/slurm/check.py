@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.backends.check.findings import software_findings
 from paceline.backends.check.report import Finding, Report, errors_first
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.backends.base import ProgressReporter
+    from paceline.contract.facts import PackageFacts, PartitionFacts, RouteFacts, SlurmFacts
     from paceline.contract.messages import SlurmCheck
 
     from .login import Login
     from .options import Options
 
     Rows = list[tuple[str, str]]
-    Facts = Mapping[str, Any]
 
 _PATIENCE = 4  # times as long as for a change, the short job may wait for its start
 _LEAST = (3, 9)
@@ -39,7 +39,7 @@ def check(login: Login, options: Options, target: str, progress: ProgressReporte
     """Try what a job needs, by a short job."""
     seconds = _PATIENCE * login.limits.act
     request: SlurmCheck = {"do": "slurm_check", "slurm": options.slurm, "seconds": seconds}
-    facts: Facts | None = None
+    facts: SlurmFacts | None = None
     with login.listen(request) as answers:
         for answer in answers:
             if "facts" in answer:
@@ -60,11 +60,11 @@ def _printable(rows: Rows) -> Rows:
 class _Found:
     """The rows, and what would go wrong."""
 
-    def __init__(self, facts: Facts, target: str) -> None:
+    def __init__(self, facts: SlurmFacts, target: str) -> None:
         self.findings: list[Finding] = []
         self._facts, self._target = facts, target
-        self._job: Facts = facts.get("job") or {}
-        self._by_name: dict[str, Facts] = {it["name"]: it for it in self._job.get("facts") or ()}
+        self._job = facts.get("job", {})
+        self._by_name = {it["name"]: it for it in self._job.get("facts", ())}
         self._problems = {it[1]: (it[2], it[3].strip()) for it in _NODE_REPORT.finditer(self._job.get("comment") or "")}
 
     def _error(self, where: str, what: str, do: str) -> None:
@@ -299,7 +299,7 @@ class _Found:
             return [("routes", f"{_UNTRIED}: " + ("one node" if self._job["nodes"] == 1 else "a node is missing"))]
         return [(f"{source} → {target}", self._route(source, target, route)) for source, target, route in pairs]
 
-    def _route(self, source: str, target: str, route: Facts) -> str:
+    def _route(self, source: str, target: str, route: RouteFacts) -> str:
         if route.get("untried"):
             return f"{_UNTRIED}: {route['untried']}"
         if route.get("problem"):
@@ -320,11 +320,11 @@ class _Found:
         return f"its folder is removed; the job ends by itself in {self._limit}: {why}"
 
 
-def _partition(it: Facts) -> str:
+def _partition(it: PartitionFacts) -> str:
     return f"{it['state']}, {it['up']} of {it['total']} nodes up, time limit {it['limit']}"
 
 
-def _build(package: Mapping[str, Any] | None) -> str:
+def _build(package: PackageFacts | None) -> str:
     if package is None:
         return "none"
     version = package["version"] or "version unknown"

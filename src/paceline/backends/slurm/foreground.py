@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.backends.follow import Nodes
 from paceline.backends.foreground import Event, Output, Update
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.backends.base import Allocation
-    from paceline.backends.remote.connection import Answer
+    from paceline.contract.messages import JobAnswer
+    from paceline.contract.records import JobRecord
     from paceline.job.job import Job
 
     from .start import Opened
@@ -34,7 +35,7 @@ class SlurmRun:
         )
         self.first_line = f"{place}; see it with: paceline get{where} {job.name}"
         self._opened = opened
-        self._ended: Answer | None = None
+        self._ended: JobRecord | None = None
         self._interrupted = 0  # the first signal that asked to stop it
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
@@ -53,7 +54,7 @@ class SlurmRun:
 
     def updates(self) -> Iterator[Update]:
         """Output of the ranks and events, until the job has ended."""
-        readers: Readers[str, Answer] = Readers()
+        readers: Readers[str, JobAnswer] = Readers()
         nodes: Nodes[str] = Nodes(_PATIENCE)
         with self._opened:
             readers.add("", itertools.takewhile(lambda answer: "end" not in answer, self._opened.answers))
@@ -62,7 +63,7 @@ class SlurmRun:
             if self._ended is not None and self._ended["state"] == event.details["state"]:
                 yield event
 
-    def _take(self, nodes: Nodes[str], answer: Answer | Ended) -> Iterator[Update]:
+    def _take(self, nodes: Nodes[str], answer: JobAnswer | Ended) -> Iterator[Update]:
         if isinstance(answer, Ended):
             if answer.error is not None:
                 raise answer.error
@@ -79,7 +80,7 @@ class SlurmRun:
 
     def unreported_end(self) -> tuple[int, list[str]]:
         """The job's exit code, and why it ended."""
-        found: dict[str, Any] | None = self._ended
+        found = self._ended
         if found is None:
             return 1, ["the job was deleted"]
         why = f": {found['error']}" if found["error"] else ""

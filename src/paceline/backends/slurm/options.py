@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from paceline.job.errors import UserError, nearest
-from paceline.job.model import Model
+from paceline.job.model import Model, Parsers
 
 from .sbatch_options import KNOWN, MAY_LACK_VALUE, OPPOSITE, OURS, SWITCHES, YES_OR_NO, name_of
 
@@ -122,7 +122,7 @@ class Options(Model, frozen=True, kw_only=True):
     array: str | None = None
     containers: Literal["pyxis", "apptainer", "singularity"] | None = None
 
-    parsers: ClassVar[dict[str, Any]] = {"slurm": _known, "array": _array, "identity_file": _key}
+    parsers: ClassVar[Parsers] = {"slurm": _known, "array": _array, "identity_file": _key}
 
 
 # -- what sbatch is asked for if a job, --slurm and the settings say the same ------------------------------------------

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from paceline.backends.base import Allocation, ProgressReporter
     from paceline.backends.environments.machines import Environments
     from paceline.backends.foreground import RankStreams
-    from paceline.backends.remote.connection import Answer
-    from paceline.contract.messages import SlurmSubmit
+    from paceline.contract.messages import JobAnswer, SlurmSubmit
     from paceline.contract.records import ContainerRecord
     from paceline.job.spec import JobSpec
 
@@ -81,7 +80,7 @@ class Opened:
         self._connection.close()
         return Opened(login, self.asked, apart=self._apart)
 
-    def order(self, order: Order, archive: Path | None = None) -> Answer:
+    def order(self, order: Order, archive: Path | None = None) -> JobAnswer:
         """The answer to a complete order, with the archive of the code."""
         files = () if archive is None else (archive,)
         self.answers.send(itertools.chain([f"{json.dumps(order.to_json())}\n".encode()], pieces_of(*files)))
@@ -95,8 +94,8 @@ class Opened:
         except UserError as error:
             raise UserError(f"{error}; so job {name} may have been cancelled again: paceline list shows it") from None
 
-    def _next(self) -> Answer:
-        answer = next(self.answers)
+    def _next(self) -> JobAnswer:
+        answer: JobAnswer = next(self.answers)
         if "taken" in answer:
             place = answer["taken"]
             raise NameTaken(
@@ -210,7 +209,7 @@ def _container(spec: JobSpec, options: Options) -> ContainerRecord | None:
 
 def start(
     prepared: SlurmPrepared, progress: ProgressReporter, rank_streams: RankStreams | None = None
-) -> tuple[Opened, Answer]:
+) -> tuple[Opened, JobAnswer]:
     """Submit a job; returns the open connection, which follows the job if `shown` says so, and its record.
 
     A job that is not followed has to be confirmed by a line on the connection; else nothing is left of it.

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 from urllib.parse import urlsplit
 
 from paceline.backends.base import MOST_RANKS, Backend, History, Prepared, Shell
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from paceline.backends.foreground import RankStreams
     from paceline.backends.remote.connection import Answer, Host
     from paceline.contract import messages
-    from paceline.contract.records import NodeHistory
+    from paceline.contract.records import EventRecord, NodeHistory
     from paceline.contract.stands import Stand
     from paceline.job.job import Job
     from paceline.job.spec import JobSpec
@@ -209,15 +209,15 @@ class Ssh(Backend):
             stored.update(node_rank=None, main_address=None, main_port=None)  # as they met, which no user asked for
         return JobSpec.from_stored(stored)
 
-    def events(self, name: str) -> list[dict[str, Any]]:
+    def events(self, name: str) -> list[EventRecord]:
         """The events of a job; if it has several hosts, each event names its host."""
         hosts = self._jobs.hosts_of(name)
+        answers: dict[Host, messages.Events]
         answers = self._hosts.answers(hosts, lambda _: {"do": "events", "name": name})
-        happened = [
-            [{**event, **({"host": host.name} if len(hosts) > 1 else {})} for event in answer["events"]]
-            for host, answer in answers.items()
-        ]
-        return list(heapq.merge(*happened, key=lambda event: event["time"]))
+        for host, answer in answers.items() if len(hosts) > 1 else ():
+            for event in answer["events"]:
+                event["host"] = host.name
+        return list(heapq.merge(*(it["events"] for it in answers.values()), key=lambda event: event["time"]))
 
     def nodes(self, warn: Callable[[str], None]) -> list[Node]:
         """The hosts, if one answers."""

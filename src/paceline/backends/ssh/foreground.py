@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from paceline.backends.foreground import RankStreams
-    from paceline.backends.remote.connection import Answer, Host
-    from paceline.contract.messages import Invitation
+    from paceline.backends.remote.connection import Host
+    from paceline.contract.messages import Invitation, JobAnswer
     from paceline.job.spec import JobSpec
 
     from .parts import Parts
@@ -62,7 +62,7 @@ class RemoteRun:
             self._nodes.enter(host, parts.started[host]["host"], host.name)
         self._apart: set[Host] = set()  # those that could not join
         self._is_interrupted = False
-        self._gone: dict[Host, Answer] = {}
+        self._gone: dict[Host, JobAnswer] = {}
         self._reconnect = max(host.reconnect for host in parts.hosts)
         parts.hold()
         self._recruiter: Recruiter | None = None
@@ -112,12 +112,12 @@ class RemoteRun:
         self._streams.finish(_ENDING)
         self._streams.close()
 
-    def _next(self, seconds: float | None) -> tuple[Host, Answer | UserError] | None:
+    def _next(self, seconds: float | None) -> tuple[Host, JobAnswer | UserError] | None:
         """The next answer of a host; None if the job has ended on all of them."""
         self._hasten()
         return self._streams.take(seconds) if self._nodes.present or not self._nodes.ends else None
 
-    def _take(self, host: Host, answer: Answer | UserError) -> Iterator[Update]:
+    def _take(self, host: Host, answer: JobAnswer | UserError) -> Iterator[Update]:
         if isinstance(answer, UserError):
             yield from self._lost(host, answer)
         elif "taken" in answer:
@@ -158,12 +158,12 @@ class RemoteRun:
         for host in self._nodes.present[:1]:  # it is inserted into the answers of this host
             self._streams.put(host, {"event": "discovery", "details": {"why": why}})
 
-    def _joined(self, host: Host, answer: Answer) -> Iterator[Update]:
+    def _joined(self, host: Host, answer: JobAnswer) -> Iterator[Update]:
         self._machines[answer["host"]] = host
         self._nodes.enter(host, answer["host"], host.name)
         self._apart.discard(host)
         self._gone.pop(host, None)
-        self._streams.hold(host, self.name, answer["report"]["part"]["job_id"])
+        self._streams.hold(host, self.name, answer["report"]["part"]["job_id"] or "")
         if self._recruiter is not None:
             self._recruiter.has_come(host)
         yield Event("joined", {"host": host.name})

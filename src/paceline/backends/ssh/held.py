@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from paceline.backends.remote.connection import Unreachable
 
 if TYPE_CHECKING:
-    from paceline.backends.remote.connection import Answer, Answers, Host
+    from paceline.backends.remote.connection import Answers, Host
     from paceline.backends.remote.patience import Patience
-    from paceline.contract.messages import Rejoin, Request
+    from paceline.contract.messages import JobAnswer, Rejoin, Request
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0  # seconds between two tries; each takes twice the one before
 _LEAST = 1.0  # seconds for a try
@@ -49,7 +49,7 @@ class Held:
         if self._answers is not None:
             self._answers.say(word)
 
-    def takes(self, answer: Answer) -> None:
+    def takes(self, answer: JobAnswer) -> None:
         """Note an answer that nobody needs again."""
         self._seen += 1
         self._bytes += len(answer.get("data", b""))

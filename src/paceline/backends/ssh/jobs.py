@@ -241,7 +241,7 @@ class SubmittedJobs:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def on(self, hosts: Collection[str]) -> dict[str, tuple[list[str], dict[str, Any]]]:
+    def on(self, hosts: Collection[str]) -> dict[str, tuple[list[str], dict[str, object]]]:
         """Name → hosts and record of the jobs that have a part on one of these hosts."""
         found = {}
         try:

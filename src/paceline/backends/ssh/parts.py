@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
-    from paceline.backends.remote.connection import Answer, Body, Host
-    from paceline.contract.messages import Request
+    from paceline.backends.remote.connection import Body, Host
+    from paceline.contract.messages import JobAnswer, Request
     from paceline.contract.records import Report
 
 
@@ -39,7 +39,7 @@ class Parts:
     ) -> None:
         self.name = name
         self.hosts = list(hosts)
-        self.started: dict[Host, Answer] = {}
+        self.started: dict[Host, JobAnswer] = {}
         self.reports: dict[Host, Report] = {}
         self.streams = Streams(hosts, request, body, apart=True)
 
@@ -81,7 +81,7 @@ class Parts:
     def hold(self) -> None:
         """Let the job run as long as this process, and follow its output and events."""
         for host in self.hosts:
-            self.streams.hold(host, self.name, self.started[host]["report"]["part"]["job_id"])
+            self.streams.hold(host, self.name, self.started[host]["report"]["part"]["job_id"] or "")
 
     def _drop(self) -> None:
         for host in self.started:
@@ -93,9 +93,9 @@ class Parts:
         """Seconds in which a host does what it is told."""
         return max(Patience.of("start", host.limits).copy for host in self.hosts)
 
-    def _answers(self, hosts: Iterable[Host], seconds: float | None = None) -> dict[Host, Answer | UserError]:
+    def _answers(self, hosts: Iterable[Host], seconds: float | None = None) -> dict[Host, JobAnswer | UserError]:
         """The next answer of each of these hosts, or that it does not come in time."""
-        answers: dict[Host, Answer | UserError] = {}
+        answers: dict[Host, JobAnswer | UserError] = {}
         remaining = set(hosts)
         deadline = None if seconds is None else time.monotonic() + seconds
         while remaining:

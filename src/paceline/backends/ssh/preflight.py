@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from paceline.backends.remote.connection import Answer, Answers, Host
     from paceline.backends.remote.patience import Patience
+    from paceline.contract.facts import PreflightFacts
     from paceline.contract.messages import PeerRecord, Route, WantedEnvironment, WantedImage
     from paceline.contract.messages import Preflight as PreflightRequest
     from paceline.contract.nodejob import Order
@@ -56,7 +57,7 @@ class Preflight:
         imports: Sequence[str] = (),
     ) -> None:
         """Make no connection yet; see `PreflightRequest`."""
-        self.answers: dict[Host, Answer] = {}
+        self.answers: dict[Host, PreflightFacts] = {}
         self.failed: dict[Host, UserError] = {}
         self.clocks: dict[Host, Clock] = {}
         self._target, self._hosts = hosts, list(hosts.all)
@@ -192,7 +193,7 @@ class Preflight:
         self,
         least: int,
         most: int,
-        preferred: Callable[[Mapping[Host, Answer]], list[Host]],
+        preferred: Callable[[Mapping[Host, PreflightFacts]], list[Host]],
         say: Callable[[str], None],
     ) -> list[Host]:
         """The hosts for a job: they can take it and reach each other. Problems of the others are reported."""

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import JobExport, ProgressReporter
     from paceline.backends.foreground import RankStreams
-    from paceline.backends.remote.connection import Answer, Body, Host
-    from paceline.contract.messages import Plan, Planned, Start
+    from paceline.backends.remote.connection import Body, Host
+    from paceline.contract.facts import PreflightFacts
+    from paceline.contract.messages import Json, Plan, Planned, Start
 
     from .jobs import RemoteJobs
     from .target import Hosts
@@ -74,12 +75,12 @@ class RemoteStart:
         self._imported = [] if source is None else fitting.imported(spec.for_node(), source)
         return spec.changed({"backend": target, "working_dir": folder})
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> Mapping[str, object]:
         """The complete job, and the variables of its ranks on the hosts."""
         spec, hosts = self.spec, self._chosen
         order = self._order(self._shown_name, token=None if spec.node_range[1] == 1 else CHOSEN)
 
-        def ask(start: dict[str, Any] | None) -> list[Planned]:
+        def ask(start: Json | None) -> list[Planned]:
             def request(host: Host) -> Plan:
                 attempt = start and {**start, "node_rank": hosts.index(host)}
                 return {"do": "plan", "order": self._of(order, host).to_json(), "start": attempt}
@@ -196,7 +197,7 @@ class RemoteStart:
             brought = replace(brought, bytes=0)
         return replace(order, slots=host.slots, reconnect=host.reconnect, brought=brought)
 
-    def _preflight(self) -> dict[Host, Answer]:
+    def _preflight(self) -> dict[Host, PreflightFacts]:
         """Check all hosts and choose those for the job; returns the answers."""
         wanted = None if self._packages is None else self._packages.request
         order = Order(job=self.spec.for_node(), data=self._data, brought=self._brought)
@@ -204,11 +205,12 @@ class RemoteStart:
             self._chosen = preflight.choose(*self.spec.node_range, self._preferred, self.notes.append)
             answers = dict(preflight.answers)
         if self._packages is not None:
-            self._packages.choose({host: answers[host]["environment"] for host in self._chosen})
+            found: dict[Host, Any] = {host: answers[host]["environment"] for host in self._chosen}  # or its image
+            self._packages.choose(found)
         self.notes += [f"{host.name}: {line}" for host in self._chosen for line in answers[host]["notes"]]
         return answers
 
-    def _preferred(self, looks: Mapping[Host, Answer]) -> list[Host]:
+    def _preferred(self, looks: Mapping[Host, PreflightFacts]) -> list[Host]:
         """The hosts for the job, best first: those with enough free devices, then in the order of the settings."""
         if self.spec.resume_from is not None and self._export is None:
             return self._resuming(self.spec.resume_from, looks)
@@ -218,7 +220,7 @@ class RemoteStart:
         need = devices if isinstance(devices, int) else len(devices or "1")
         return sorted(looks, key=lambda host: looks[host]["free"] < need)
 
-    def _resuming(self, name: str, looks: Mapping[Host, Answer]) -> list[Host]:
+    def _resuming(self, name: str, looks: Mapping[Host, PreflightFacts]) -> list[Host]:
         """The hosts for a job that goes on with another one's checkpoints: each that took part has copies.
 
         Others get them from these, but not the code, if the job has code of its own.

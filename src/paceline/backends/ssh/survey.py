@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.backends.check.findings import host_findings, unreachable
 from paceline.backends.check.report import MOST_FOR_PAIRS, Finding, HostReport, Link, Survey, errors_first
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from paceline.backends.base import ProgressReporter
     from paceline.backends.check.report import Clock
-    from paceline.backends.remote.connection import Answer, Host
+    from paceline.backends.remote.connection import Host
+    from paceline.contract.facts import PreflightFacts, RouteFacts
     from paceline.contract.messages import Route
 
     from .target import Hosts
@@ -47,11 +48,13 @@ def survey(target: Hosts, progress: ProgressReporter) -> Survey:
     )
 
 
-def _report(host: Host, answer: Answer | None, clock: Clock | None) -> HostReport:
+def _report(host: Host, answer: PreflightFacts | None, clock: Clock | None) -> HostReport:
     if answer is None:
         return HostReport(host.name)
-    keys = ("address", "python", "packages", "devices", "cores", "memory", "disks")
-    return HostReport(host.name, clock=clock, **{key: answer[key] for key in keys})
+    return HostReport(
+        host.name, answer["address"], clock, answer["python"], answer["packages"], answer["devices"], answer["cores"],
+        answer["memory"], answer["disks"],
+    )  # fmt: skip
 
 
 def _measure(
@@ -62,7 +65,7 @@ def _measure(
     found = {}
     for number, turn in enumerate(turns):
         progress("measuring the network", number, None)
-        values: dict[tuple[Host, Host], dict[str, Any]] = {pair: {} for pair in turn}
+        values: dict[tuple[Host, Host], RouteFacts] = {pair: {} for pair in turn}
         for do in ("latency", "bandwidth"):  # one after the other on all hosts: what is sent would delay messages
             orders: dict[Host, Route] = {source: {"do": do, "peer": preflight.peers[target]} for source, target in turn}
             answered = preflight.ask(orders)
@@ -96,7 +99,7 @@ def rounds(hosts: Sequence[Host]) -> list[list[tuple[Host, Host]]]:
     return [turn for turn in turns if turn]
 
 
-def _without_framework(answers: Mapping[str, Answer]) -> list[Finding]:
+def _without_framework(answers: Mapping[str, PreflightFacts]) -> list[Finding]:
     found = []
     for name, answer in answers.items():
         if not any(answer["packages"][framework] for framework in FRAMEWORKS):

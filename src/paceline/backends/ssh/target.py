@@ -17,7 +17,7 @@ from paceline.backends import limits
 from paceline.backends.hosts import NAME, bare, example_for, printed_by
 from paceline.backends.remote.connection import Host, Silent, Unreachable
 from paceline.job.errors import UserError, nearest
-from paceline.job.model import Model
+from paceline.job.model import Model, Parsers
 from paceline.job.paths import jobs_folder
 from paceline.job.quantities import duration
 from paceline.node.files import read_json, write_json
@@ -88,7 +88,7 @@ class Options(Model, frozen=True, kw_only=True):
     containers: Literal["podman", "docker", "apptainer", "singularity"] | None = None
     cooldown: list[str] | None = None
 
-    parsers: ClassVar[dict[str, Any]] = {"hosts": _valid_hosts, "cooldown": _range, "identity_file": _key_file}
+    parsers: ClassVar[Parsers] = {"hosts": _valid_hosts, "cooldown": _range, "identity_file": _key_file}
 
 
 def _parsed(hosts: Sequence[str]) -> dict[str, int]:

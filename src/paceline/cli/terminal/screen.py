@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.backends.foreground import STREAM_BITS, Event, Output
 from paceline.job.quantities import show_duration
@@ -14,9 +14,10 @@ from paceline.job.text import a_few, counted, printable
 from .write import ColoursOnly, write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from paceline.backends.foreground import Foreground, RankStreams, Update
+    from paceline.contract.records import EventRecord, OtherFailure
     from paceline.contract.stands import Spent
 
 
@@ -25,7 +26,7 @@ _SLOW_IMPORT = 3.0  # seconds after which it is said also where the output goes 
 _LONG = 200  # characters of a message; the log has all of it
 
 
-def how_it_started(events: Sequence[Mapping[str, Any]], verbose: bool = True) -> list[str]:
+def how_it_started(events: Sequence[EventRecord], verbose: bool = True) -> list[str]:
     """What the events of a job say of how its agents have started; unless verbose, only what is unexpected."""
     lines = []
     for event in events:
@@ -46,7 +47,7 @@ class Screen:
     def __init__(self, rank_streams: RankStreams, job: Foreground, *, verbose: bool = False) -> None:
         self._rank_streams = rank_streams
         self._verbose = verbose
-        self._how: list[dict[str, Any]] = []  # the events that say how the agents have started
+        self._how: list[EventRecord] = []  # the events that say how the agents have started
         self._job = job
         self._terminal = sys.stdout.isatty()
         self._rest: dict[tuple[int, str], list[bytes]] = {}  # (rank, stream) → the line it has not finished
@@ -109,7 +110,7 @@ class Screen:
             )
         elif event.name in ("unjoined", "note", "hang", "spent"):
             self._spent += [details["spent"]] if event.name == "spent" else []
-            for line in self._new(details["causes"]) if event.name == "spent" else [details["why"]]:
+            for line in self._new(details["causes"]) if event.name == "spent" else [str(details["why"])]:
                 self._say(f"{line}; see: paceline why {self._job.name}" if event.name == "hang" else line)
         elif event.name in ("lost", "joined", "apart"):
             self._say(_of_host(event.name, details))
@@ -132,13 +133,12 @@ class Screen:
         self._causes.update(new)
         return new
 
-    def _begins(self, name: str, details: dict[str, Any]) -> None:
+    def _begins(self, name: str, details: EventRecord) -> None:
         """Say what the job waits for before its ranks start."""
         if name == "queued":
             need, ahead = details["need"], details["ahead"]
-            what = counted(need, "device") if isinstance(need, int) else _devices(need)
             others = f", {counted(ahead, 'job')} ahead" if ahead else ""
-            self._say(f"waiting for {what}{_on(details)}{others}; Ctrl-C leaves the queue")
+            self._say(f"waiting for {_devices(need)}{_on(details)}{others}; Ctrl-C leaves the queue")
         elif name == "granted":
             self._say(f"got {_devices(details['devices'])}{_on(details)}")
         elif name == "imported":
@@ -156,7 +156,7 @@ class Screen:
         if self._slow_import is not None:
             self._slow_import.cancel()
 
-    def _attempt_ended(self, name: str, details: dict[str, Any]) -> None:
+    def _attempt_ended(self, name: str, details: EventRecord) -> None:
         """Say why, and how it goes on."""
         self._end_import()
         if name == "waiting":
@@ -239,7 +239,7 @@ class Screen:
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
-    def _show_failure(self, details: dict[str, Any]) -> None:
+    def _show_failure(self, details: EventRecord) -> None:
         """The culprit last: its traceback or last lines, then one line that says which rank it was and where."""
         failure, others = details["failure"], details["others"]
         if failure is None:
@@ -277,22 +277,25 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONG else f"{text[:_LONG].rpartition(' ')[0] or text[:_LONG]} …"
 
 
-def _devices(names: Sequence[str]) -> str:
+def _devices(which: int | Sequence[str] | None) -> str:
+    if isinstance(which, int):
+        return counted(which, "device")
+    names = which or ()
     return f"device{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
-def _of_host(name: str, details: dict[str, Any]) -> str:
+def _of_host(name: str, details: EventRecord) -> str:
     """That a host joined, or why its output stopped, or why it takes no part."""
     if name == "joined":
         return f"{details['host']} joins"
     return f"{details['why']}; {'its output is no longer received' if name == 'lost' else 'it takes no part'}"
 
 
-def _on(details: Mapping[str, Any]) -> str:
+def _on(details: EventRecord) -> str:
     return f" on {details['on']}" if "on" in details else ""
 
 
-def _names(others: list[dict[str, Any]]) -> str:
+def _names(others: Sequence[OtherFailure]) -> str:
     """`rank 0` or `ranks 0, 2, 5`, and nodes where no rank is to blame."""
     ranks = [str(o["rank"]) for o in others if o["rank"] is not None]
     nodes = [f"node {o['node']}" for o in others if o["rank"] is None]

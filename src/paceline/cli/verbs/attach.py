@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +18,9 @@ from paceline.cli.terminal.write import ended_by_signals, say
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_time
 
+if TYPE_CHECKING:
+    from paceline.contract.records import EventRecord
+
 
 @click.command(cls=SectionedCommand, params=[*where_options(), output_option()])
 @click.argument("name", metavar="JOB", **OF_JOBS)
@@ -30,7 +33,7 @@ def events(name: str, output: str) -> int:
     return 0
 
 
-_EVENTS: list[Column[dict[str, Any]]] = [
+_EVENTS: list[Column[EventRecord]] = [
     Column("TIME", lambda event: show_time(event["time"])),
     Column("HOST", lambda event: event.get("host"), is_optional=True),  # of jobs with several
     Column("EVENT", lambda event: event["event"]),

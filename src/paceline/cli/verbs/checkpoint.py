@@ -44,9 +44,9 @@ class _Saved:
 
     def __init__(self, path: Path) -> None:
         self.path, self.manifest = path, listing(path)
-        records: dict[str, Any] = {} if self.manifest is None else self.manifest["files"]
+        records = {} if self.manifest is None else self.manifest["files"]
         self.files = [
-            _File(name, it["size"], it["crc32"], damage(path / name, it, reads=False) or None)
+            _File(name, it["size"], it["crc32"], damage(path / name, it["size"], it["crc32"], reads=False) or None)
             for name, it in sorted(records.items())
         ]
         self.size = sum(file.size for file in self.files)
@@ -156,7 +156,7 @@ def _verify(where: str) -> int:
             click.echo(printable(f"{one.path}: damaged: {one.problem}"))
             code = 1
         for file in one.files:
-            why = damage(one.path / file.name, vars(file))
+            why = damage(one.path / file.name, file.size, file.crc32)
             if why and not one.path.exists():
                 say(f"{one.path} has been removed meanwhile")
                 break
@@ -206,7 +206,7 @@ def _problem(one: _Saved, part: str) -> str | None:
     if part not in parts:
         raise UserError(f"--part {part}: {one.path} has no such part; choose one of {', '.join(parts)}")
     for name in (parts[part], *piece_files(records)):
-        if why := damage(one.path / name, vars(records[name])):
+        if why := damage(one.path / name, records[name].size, records[name].crc32):
             return f"{name}: {why}"
     return None
 

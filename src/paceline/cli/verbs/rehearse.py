@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from paceline.backends.base import Backend
     from paceline.backends.foreground import Foreground
     from paceline.backends.rehearsal.records import Finding
+    from paceline.contract.records import Failure, OtherFailure
     from paceline.contract.rehearsal import Plan
+    from paceline.contract.stands import Hang
     from paceline.job.spec import JobSpec
 
 _STEPS, _LIMIT, _HANG = 12, 600.0, 5.0
@@ -205,8 +207,8 @@ def _follow(job: Foreground, streams: RankStreams, folder: Path) -> tuple[Course
     from paceline.cli.terminal.screen import Screen
 
     screen = Screen(streams, job)
-    failures: dict[int, list[Mapping[str, Any]]] = {}
-    hang: Any = None
+    failures: dict[int, list[Failure | OtherFailure]] = {}
+    hang: Hang | None = None
     stopped, attempt, is_interrupted, is_stopping, has_ended = "", 0, False, False, False
     with _short_of_memory(job) as short:
         for update in job.updates():

@@ -39,8 +39,7 @@ from .status import JobStatus
 from .watch import Watch
 
 if TYPE_CHECKING:
-    from paceline.contract.records import Cause
-    from paceline.node.journal.records import LogFiles
+    from paceline.contract.records import Cause, LogFiles
     from paceline.node.ranks.seed import Seed
     from paceline.node.rendezvous.messages import Offer, Start, ToNode
     from paceline.node.telemetry.sampler import RankNow

@@ -10,7 +10,7 @@ from paceline.node.ranks.launcher import SERVER_SECONDS, SWEEP_GRACE
 from .decision import Step
 
 if TYPE_CHECKING:
-    from paceline.node.journal.status import Failure
+    from paceline.contract.records import Failure
     from paceline.node.rendezvous.messages import Alone, Halt, Search, ToCoordinator
 
 FAILURE_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for the peers of a failed rank

@@ -29,6 +29,7 @@ from .state import STOPPING
 
 if TYPE_CHECKING:
     from paceline.node.journal.records import Record, SuspendedRecord
+    from paceline.node.journal.status import Status
     from paceline.node.rendezvous.messages import (
         Alone,
         Finish,
@@ -215,12 +216,13 @@ class _Step(Attempt):
         self.set(is_suspended=True, is_to_be_suspended=False, is_newcomer=False)
         self.do({"do": "end server"})
         self.do({"do": "release"})
-        changes: dict[str, Any] = {} if self.spec.request is None else {"devices": []}
-        self.write(
-            *([] if was_suspended else [suspended]), state="SUSPENDED", attempt=suspended["attempt"],
-            restarts=suspended["restarts"], waiting={"problem": until_resumed(self.spec.job)},
-            **changes,
-        )  # fmt: skip
+        changes: Status = {
+            "state": "SUSPENDED", "attempt": suspended["attempt"], "restarts": suspended["restarts"],
+            "waiting": {"problem": until_resumed(self.spec.job)},
+        }  # fmt: skip
+        if self.spec.request is not None:
+            changes["devices"] = []
+        self.write(*([] if was_suspended else [suspended]), **changes)
 
     def resume(self) -> None:
         """Get devices again, and start the fork server."""
@@ -228,8 +230,10 @@ class _Step(Attempt):
             return
         self.set(is_suspended=False)
         is_new = self.status["start"] is None
-        state = "RESTARTING" if not is_new else "PENDING" if self.spec.request else "STARTING"
-        self.write({"event": "resuming", "attempt": self.status["attempt"]}, state=state, waiting=None)
+        self.write(
+            {"event": "resuming", "attempt": self.status["attempt"]}, waiting=None,
+            state="RESTARTING" if not is_new else "PENDING" if self.spec.request else "STARTING",
+        )  # fmt: skip
         if self.spec.request is not None:
             if not self.others.has_met:
                 self.enter("claiming")

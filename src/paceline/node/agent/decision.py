@@ -12,9 +12,11 @@ from paceline.node.signals import EXIT_REPLACED
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paceline.contract.records import Cause, FinalState
+    from typing_extensions import Unpack
+
+    from paceline.contract.records import Cause, Failure, FinalState
     from paceline.node.journal.records import Record
-    from paceline.node.journal.status import Failure, Status
+    from paceline.node.journal.status import Status
     from paceline.node.ranks.launcher import Ranks
     from paceline.node.rendezvous.messages import ToCoordinator
     from paceline.node.rendezvous.participant import Participant
@@ -62,7 +64,7 @@ class Step:
         """Send the coordinator a message."""
         self.do({"do": "send", "message": message})
 
-    def write(self, *records: Record, save: bool = True, **changes: Any) -> None:
+    def write(self, *records: Record, save: bool = True, **changes: Unpack[Status]) -> None:
         """Record what happened, and what changes in the status."""
         self.do({"do": "write", "records": list(records), "changes": changes, "save": save})
 

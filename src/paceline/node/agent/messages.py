@@ -1,11 +1,11 @@
 """What happens to an agent, and what it does then; `decider` decides. Types alone: nothing imports this at run time."""
 
-from typing import Any, Literal, TypedDict, Union
+from typing import Literal, TypedDict, Union
 
-from paceline.contract.records import Cause
+from paceline.contract.records import Cause, Failure
 from paceline.contract.stands import Stand
 from paceline.node.journal.records import Record
-from paceline.node.journal.status import Failure, Waiting
+from paceline.node.journal.status import Status, Waiting
 from paceline.node.rendezvous.messages import Start, StartDaemon, ToCoordinator, ToNode
 
 # Events. `begin`: the agent works; `met`: it knows the coordinator; `ranks changed`: a rank or the fork server has;
@@ -35,7 +35,7 @@ Do = TypedDict(
     {"do": Literal["claim", "release", "warm up", "meet", "save", "kill", "end server", "stopped", "die", "close"]},
 )
 # Record what happened, and what changes in the status; `save` replaces status.json too.
-Write = TypedDict("Write", {"do": Literal["write"], "records": list[Record], "changes": dict[str, Any], "save": bool})
+Write = TypedDict("Write", {"do": Literal["write"], "records": list[Record], "changes": Status, "save": bool})
 Send = TypedDict("Send", {"do": Literal["send"], "message": ToCoordinator})
 # No rank is left here; with fresh ports for the next attempt.
 SendStopped = TypedDict("SendStopped", {"do": Literal["send stopped"], "failures": list[Failure]})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from paceline.node.journal.status import Failure
+    from paceline.contract.records import Failure
     from paceline.node.rendezvous.messages import Alone, Finish, Halt, Search, Start, ToNode
     from paceline.node.spec import NodeSpec
 

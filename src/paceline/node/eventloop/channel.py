@@ -14,7 +14,7 @@ from paceline.contract.links import Link, Stream
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Message = dict[str, Any]
+Message = Any  # an object: one of the messages of those who use the channel
 
 MAX_MESSAGE = 16 * 1024 * 1024
 _LONG = 4096  # bytes of a message that is compressed

@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,16 @@ from . import routes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from paceline.contract.messages import Route
+    from paceline.contract.facts import (
+        DiskFacts,
+        MachineFacts,
+        NodeFacts,
+        NodeRoutes,
+        PreflightFacts,
+        RouteFacts,
+        Software,
+    )
+    from paceline.contract.messages import Now, Reached, Route
 
 FACTS, ROUTES = "facts", "routes"
 _PATIENCE = 120.0  # seconds without an order after which the client counts as gone
@@ -40,25 +48,28 @@ _GRANTED = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_V
 # -- facts -------------------------------------------------------------------------------------------------------------
 
 
-def software_facts(folder: Path, packages: Iterable[str] = software.PACKAGES) -> dict[str, Any]:
+def software_facts(folder: Path, packages: Iterable[str] = software.PACKAGES) -> Software:
     """Python and these packages; a file in `folder` is none of them."""
-    found = {name: software.package(name, folder) for name in packages}
+    python, found = software.python(), {name: software.package(name, folder) for name in packages}
     return {
-        "python": asdict(software.python()),
-        "packages": {name: it and asdict(it) for name, it in found.items()},
+        "python": {"version": python.version, "executable": python.executable, "environment": python.environment},
+        "packages": {
+            name: None if it is None else {"version": it.version, "build": it.build} for name, it in found.items()
+        },
     }
 
 
-def machine_facts() -> dict[str, Any]:
+def machine_facts() -> MachineFacts:
     """Devices, cores and memory."""
+    cores, memory = hardware.cores(), machine_memory()
     return {
         "devices": gpus.installed(os.environ).to_dict(),
-        "cores": asdict(hardware.cores()),
-        "memory": asdict(machine_memory()),
+        "cores": {"present": cores.present, "usable": cores.usable, "quota": cores.quota},
+        "memory": {"total": memory.total, "available": memory.available, "limit": memory.limit},
     }
 
 
-def disks(root: Path, jobs: Path) -> list[dict[str, Any]]:
+def disks(root: Path, jobs: Path) -> list[DiskFacts]:
     """The disks of the root folder and of the jobs' folder; of one that does not answer, only the path."""
     paths = [root]
     try:
@@ -66,14 +77,23 @@ def disks(root: Path, jobs: Path) -> list[dict[str, Any]]:
             paths.append(jobs)
     except OSError:
         pass  # there is no job yet
-    spaces = [(path, hardware.space(path)) for path in paths]
-    return [{"path": str(path)} if space is None else asdict(space) for path, space in spaces]
+    return [_disk(path) for path in paths]
+
+
+def _disk(path: Path) -> DiskFacts:
+    space = hardware.space(path)
+    if space is None:
+        return {"path": str(path)}
+    return {
+        "path": space.path, "exists": space.exists, "writable": space.writable, "total": space.total,
+        "free": space.free, "free_files": space.free_files,
+    }  # fmt: skip
 
 
 # -- as a client tells over ssh ----------------------------------------------------------------------------------------
 
 
-def converse(token: bytes, name: str, first: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def converse(token: bytes, name: str, first: PreflightFacts) -> Iterator[PreflightFacts | Now | Reached | RouteFacts]:
     """Yield the first answer with the port for the other hosts, then answer the orders on stdin until it ends.
 
     {"do": "clock"}                   {"now": seconds since the epoch}
@@ -118,20 +138,21 @@ def main(path: str) -> int:
     token = env[TOKEN].encode()
     listener = routes.RouteListener(token, hosts[rank])
     try:
-        write_json(folder / f"{FACTS}-{rank}.json", {**_node_facts(hosts[rank]), "port": listener.port})
+        write_json(folder / f"{FACTS}-{rank}.json", _node_facts(hosts[rank], listener.port))
         others = [number for number in range(len(hosts)) if number != rank]
         found = _wait(folder, FACTS, others)
         addresses = {hosts[number]: _resolved(hosts[number]) for number in range(len(hosts))}
         tried = {hosts[number]: _route(hosts[number], addresses, found.get(number), token) for number in others}
         problems = {name: problem for name, (_, problem) in addresses.items()}
-        write_json(folder / f"{ROUTES}-{rank}.json", {"name": hosts[rank], "names": problems, "routes": tried})
+        routes_here: NodeRoutes = {"name": hosts[rank], "names": problems, "routes": tried}
+        write_json(folder / f"{ROUTES}-{rank}.json", routes_here)
         _wait(folder, ROUTES, others)
     finally:
         listener.close()
     return 0
 
 
-def _node_facts(name: str) -> dict[str, Any]:
+def _node_facts(name: str, port: int) -> NodeFacts:
     granted = next((os.environ[variable] for variable in _GRANTED if os.environ.get(variable)), "")
     return {
         **software_facts(Path("/")),
@@ -139,12 +160,13 @@ def _node_facts(name: str) -> dict[str, Any]:
         "name": name,
         "granted": len([one for one in granted.split(",") if one]),
         "addresses": [it.ipv4 for it in network.interfaces() if it.ipv4 and it.up is not False and not it.loopback],
+        "port": port,
     }
 
 
-def _wait(folder: Path, kind: str, ranks: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+def _wait(folder: Path, kind: str, ranks: Sequence[int]) -> dict[int, Any]:
     """What other nodes have written; after a while without those that have not."""
-    found: dict[int, Mapping[str, Any]] = {}
+    found: dict[int, Any] = {}
     until = time.monotonic() + _NODE_PATIENCE
     while len(found) < len(ranks) and time.monotonic() < until and (there := list_names(folder)):
         for rank in ranks:
@@ -166,15 +188,15 @@ def _resolved(name: str) -> tuple[str | None, str | None]:
 
 
 def _route(
-    name: str, names: Mapping[str, tuple[str | None, str | None]], facts: Mapping[str, Any] | None, token: bytes
-) -> dict[str, Any]:
+    name: str, names: Mapping[str, tuple[str | None, str | None]], facts: NodeFacts | None, token: bytes
+) -> RouteFacts:
     """Latency and bandwidth to another node, or why it cannot be reached."""
     if facts is None:
         return {"problem": None, "untried": "it has written nothing"}
     address = names[name][0] or next(iter(facts["addresses"]), None)
     if address is None:
         return {"problem": "it has no address"}
-    peer = routes.Peer(name, address, int(facts["port"]))
+    peer = routes.Peer(name, address, facts["port"])
     found = routes.latency(peer, token)
     if "problem" in found:
         return {**found, "address": address}

@@ -18,16 +18,16 @@ from .start import order_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.contract.messages import Container, PrepareContainer
-    from paceline.node.store.home import Answer
+    from paceline.contract.facts import ImageFacts
+    from paceline.contract.messages import Container, PrepareContainer, Pulled, Says
 
 
-def container(home: Home, request: Container) -> Answer:
+def container(home: Home, request: Container) -> ImageFacts:
     """What would run an image here, and whether it is there."""
     return containers.look(home.root, request["image"], request["program"], needs_devices=request["needs_devices"])
 
 
-def container_prepare(home: Home, request: PrepareContainer) -> Iterator[Answer]:
+def container_prepare(home: Home, request: PrepareContainer) -> Iterator[Says | Pulled]:
     """Get an image, and find out whether a job fits what is in it; its container shows the folders of the job."""
     own = [home.root, Path.home()]
     order = order_of(home, Order.from_json(request["order"]))

@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.contract import messages
-    from paceline.node.store.home import Answer, Home
+    from paceline.contract.facts import EnvironmentFacts
+    from paceline.node.store.home import Home
 
 
-def environment(home: Home, request: messages.Environment) -> Answer:
+def environment(home: Home, request: messages.Environment) -> EnvironmentFacts:
     """What this machine has for an environment, and whether it has that."""
     return environments.look(home.root, request["digest"], request["index"])
 
 
-def environment_build(home: Home, request: messages.BuildEnvironment) -> Iterator[Answer]:
+def environment_build(home: Home, request: messages.BuildEnvironment) -> Iterator[messages.Says | messages.Built]:
     """Build an environment; an archive (tar) of `bytes` bytes with what it needs follows on stdin."""
     place = environments.folder(home.root)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)

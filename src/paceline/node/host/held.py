@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
 
-    from paceline.contract.messages import Rejoin
+    from paceline.contract.messages import JobAnswer, Rejoin
     from paceline.node.rundir.directory import RunDirectory
-    from paceline.node.store.home import Answer, Home
+    from paceline.node.store.home import Home
     from paceline.node.store.lifecycle import AgentProcess
 
 
@@ -116,7 +116,7 @@ class HeldClient:
         threading.Thread(target=self._send, daemon=True).start()
         self._listen_to(self._connection)
 
-    def serve(self, answers: Iterable[Answer]) -> NoReturn:
+    def serve(self, answers: Iterable[JobAnswer]) -> NoReturn:
         """Send these answers, and end this process when the client has them all."""
         for answer in itertools.chain(answers, [{"end": True}]):
             with self._news:
@@ -236,7 +236,7 @@ class HeldClient:
         self._listen_to(connection)
 
 
-def rejoin(home: Home, request: Rejoin) -> Iterator[Answer]:
+def rejoin(home: Home, request: Rejoin) -> Iterator[JobAnswer]:
     """Give this connection to the process that a client has lost its own to; the answers come from there."""
     run = home.run(request["name"])
     job_id = (read_json(run.spec) or {}).get("job_id")

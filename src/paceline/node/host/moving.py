@@ -11,13 +11,13 @@ from .protocol import end_with_stdin, send
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.contract.messages import Carry, OfJob
-    from paceline.node.store.home import Answer, Home
+    from paceline.contract.messages import Carry, Inventories, OfJob, Pieces
+    from paceline.node.store.home import Home
 
 _PIECE = 1 << 20  # bytes in an answer
 
 
-def inventory(home: Home, request: OfJob) -> Iterator[Answer]:
+def inventory(home: Home, request: OfJob) -> Iterator[Inventories]:
     """See `moving.inventory`; the first line comes before its checkpoint is read."""
     end_with_stdin()
     run = home.run(request["name"])
@@ -28,7 +28,7 @@ def inventory(home: Home, request: OfJob) -> Iterator[Answer]:
     yield {"end": True}
 
 
-def carry(home: Home, request: Carry) -> Iterator[Answer]:
+def carry(home: Home, request: Carry) -> Iterator[Pieces]:
     """Its code or its checkpoint, as `what` says: an archive (tar) in pieces."""
     end_with_stdin()
     run = home.run(request["name"])

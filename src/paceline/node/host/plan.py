@@ -24,10 +24,11 @@ from .start import order_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.contract.messages import Plan, Planned, Preflight
+    from paceline.contract.facts import EnvironmentFacts, ForJob, ImageFacts, PreflightFacts, RouteFacts, Software
+    from paceline.contract.messages import Now, Plan, Planned, Preflight, Reached
     from paceline.contract.nodejob import NodeJob
     from paceline.node.journal.status import Attempt
-    from paceline.node.store.home import Answer, Home
+    from paceline.node.store.home import Home
 
 
 def plan(home: Home, request: Plan) -> Planned:
@@ -41,32 +42,35 @@ def plan(home: Home, request: Plan) -> Planned:
     }
 
 
-def preflight(home: Home, request: Preflight) -> Iterator[Answer]:
+def preflight(home: Home, request: Preflight) -> Iterator[PreflightFacts | Now | Reached | RouteFacts]:
     """What decides where a job runs, and `refused` if it cannot run here; then see `check.converse`.
 
     Without a job, everything that this machine has.
     """
-    facts: Answer = {"address": own_address()}
+    facts: PreflightFacts = {"address": own_address()}
     if (wanted := request["environment"]) is not None:
-        facts["environment"] = found = (containers if "image" in wanted else environments).look(home.root, **wanted)
+        found: EnvironmentFacts | ImageFacts
+        found = (containers if "image" in wanted else environments).look(home.root, **wanted)
+        facts["environment"] = found
         if "problem" in found:
             facts["refused"] = found["problem"]
     if request["order"] is None:
-        facts.update(software_facts(home.root), **machine_facts(), disks=disks(home.root, home.jobs))
+        there = disks(home.root, home.jobs)
+        facts = {**facts, **software_facts(home.root), **machine_facts(), "disks": there}
     else:
         order = Order.from_json(request["order"])
-        facts.update(_look(home, order))
+        facts = {**facts, **_look(home, order)}
         try:
             order = order_of(home, order)
             facts["has_checkpoint"] = has_checkpoint(order, Path(os.path.expanduser(order.job.working_dir)))
             facts["notes"] = [*volumes.notes(order.data), *link_notes(home, order.job)]
-            facts.update(software_of(home, order, request["imports"]), disks=disks(home.root, home.jobs))
+            facts = {**facts, **software_of(home, order, request["imports"]), "disks": disks(home.root, home.jobs)}
         except Refused as error:
             facts["refused"] = str(error)
     return converse(request["token"].encode(), request["name"], facts)
 
 
-def software_of(home: Home, order: Order, imports: Sequence[str]) -> Answer:
+def software_of(home: Home, order: Order, imports: Sequence[str]) -> Software:
     """Python, the framework of a job and what its script imports, as they are here; `refused` if that does not fit."""
     try:
         framework = _framework(home, order)
@@ -80,7 +84,7 @@ def software_of(home: Home, order: Order, imports: Sequence[str]) -> Answer:
     return facts
 
 
-def _look(home: Home, order: Order) -> Answer:
+def _look(home: Home, order: Order) -> ForJob:
     """What decides where a job runs: names that are taken, devices that are free, and ports for the nodes."""
     devices, _ = this_machine(home, order.slots).devices
     try:

@@ -24,7 +24,7 @@ import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.contract import TOKEN
 from paceline.node.errors import Refused
@@ -44,14 +44,17 @@ from .pod_format import ATTEMPT, HISTORY, KILLED, LONGEST, MARK, PIECE, RANK, RE
 from .start import order_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import BinaryIO, NoReturn
 
-    from paceline.contract.records import JobRecord
+    from paceline.contract.records import Failure, JobRecord
     from paceline.node.eventloop.channel import Channel
-    from paceline.node.journal.status import Failure, Status
+    from paceline.node.journal.status import Status
     from paceline.node.rendezvous.messages import AgentStatus
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.store.lifecycle import AgentProcess
+
+    from .pod_format import PodReport
 
 ENDED = "ended.json"  # beside the request: how the job ended here
 MOST = 4096  # bytes of a termination message
@@ -73,9 +76,9 @@ def main(file: str, message: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):  # the first process of a container ignores what it does not handle
         signal.signal(number, _end)
     ended = path.with_name(ENDED)
-    if report := load_json(ended):  # the container was started again, and its files are those of before
-        write_message(message, report)
-        return int(report["exit_code"])
+    if earlier := load_json(ended):  # the container was started again, and its files are those of before
+        write_message(message, earlier)
+        return int(earlier["exit_code"])
     try:
         batch = read(path)
         home, node_rank = home_of(batch), batch.order.job.node_rank or 0
@@ -99,7 +102,7 @@ def main(file: str, message: str) -> int:
         else:
             relay.event(update)
     with contextlib.suppress(OSError):
-        relay.event(Event(HISTORY, {"node": history(made.run, points=_POINTS)}))
+        relay.say(HISTORY, {"node": history(made.run, points=_POINTS)})
     relay.close()
     code_at_end = made.agent.wait()
     exit_code = 128 - code_at_end if code_at_end < 0 else code_at_end
@@ -170,8 +173,7 @@ class _Relay:
         self._write(text)
 
     def event(self, event: Event) -> None:
-        """Write an event, after the lines that were left open before it."""
-        self._end_lines()
+        """Write an event of the job."""
         if event.name == "restarting":
             self._kept.note_restarts(event.details["restarts"])
         details = {key: value for key, value in event.details.items() if key != "logs"}
@@ -183,9 +185,14 @@ class _Relay:
         elif (
             self._leaves
             and name == "finished"
-            and (details["state"], details["exit_code"]) == ("STOPPED", EXIT_REPLACED)
+            and (event.details["state"], event.details["exit_code"]) == ("STOPPED", EXIT_REPLACED)
         ):
             name = "left"
+        self.say(name, details)
+
+    def say(self, name: str, details: Mapping[str, object]) -> None:
+        """Write an event, after the lines that were left open before it."""
+        self._end_lines()
         self._write(MARK + json.dumps({"event": name, **details}).encode() + b"\n")
 
     def close(self) -> None:
@@ -219,24 +226,24 @@ def _whole(prefix: bytes, line: bytes) -> bytes:
 # -- the termination message -------------------------------------------------------------------------------------------
 
 
-def summary(record: JobRecord | None, failure: Failure | None, exit_code: int) -> dict[str, Any]:
+def summary(record: JobRecord | None, failure: Failure | None, exit_code: int) -> PodReport:
     """How the job ended on this node, for the termination message."""
-    found: dict[str, Any] = {"exit_code": exit_code, "failure": failure}
+    found: dict[str, object] = {"exit_code": exit_code, "failure": failure}
     if record is not None:
         found.update((key, value) for key, value in record.items() if key in _OF_RECORD)
         found["ranks"] = [[rank["rank"], rank["exit_code"]] for rank in record["instances"]]
         found["commit"] = (record["code"] or {}).get("commit")
-    return {key: value for key, value in found.items() if value not in (None, [], {})}
+    return cast("PodReport", {key: value for key, value in found.items() if value not in (None, [], {})})
 
 
-def write_message(path: str, message: dict[str, Any]) -> None:
+def write_message(path: str, message: Mapping[str, object]) -> None:
     """Write the termination message; if it is too long, the beginning of the traceback is left out first."""
     text = json.dumps(_shortened(message))
     with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as file:
         file.write(text)
 
 
-def _shortened(message: dict[str, Any]) -> dict[str, Any]:
+def _shortened(message: Mapping[str, object]) -> Mapping[str, object]:
     """The message, of at most `MOST` bytes in JSON."""
     found: dict[str, Any] = {
         key: value[:_MOST_TEXT] if isinstance(value, str) else value for key, value in message.items()

@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypedDict
+
 from paceline.node.signals import EXIT_REPLACED
+
+if TYPE_CHECKING:
+    from paceline.contract.records import CheckpointRecord, EventFacts, Failure, NodeHistory, ProgressRecord, State
+
+    class PodEvent(EventFacts, total=False):
+        """An event in the output of a pod."""
+
+        ranks: list[tuple[int, int]]  # of `started`: each rank of the pod, and its local rank
+        node: NodeHistory  # of `HISTORY`
+
+    class PodReport(TypedDict, total=False):
+        """How the job has ended on a node, in its pod's termination message; see `JobRecord`."""
+
+        exit_code: int
+        refused: str  # why it could not run
+        failure: Failure
+        state: State
+        error: str
+        attempt: int
+        restarts: int
+        framework: str
+        started: float
+        finished: float
+        progress: ProgressRecord
+        checkpoint: CheckpointRecord
+        slow: list[str]
+        ranks: list[tuple[int, int | None]]  # with the exit code of each
+        commit: str  # of the code
+
 
 FIRST_POD = "PACELINE_FIRST_POD"  # the node rank of the first pod of a role, where pods are numbered by role
 

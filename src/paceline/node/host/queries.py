@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from paceline.contract import messages
     from paceline.contract.records import JobRecord
-    from paceline.node.store.home import Answer, Home
+    from paceline.node.store.home import Home
 
 
 def describe(home: Home, request: messages.Describe) -> messages.Described:
@@ -60,7 +60,7 @@ def events(home: Home, request: messages.OfJob) -> messages.Events:
     return {"events": records.events(home.run(request["name"]))}
 
 
-def wait(home: Home, request: messages.OfJobs) -> Iterator[Answer]:
+def wait(home: Home, request: messages.OfJobs) -> Iterator[messages.Ended]:
     """One line per job here when it has ended, and a last line."""
     end_with_stdin()
     for run in home.runs(request["names"]):
@@ -69,7 +69,7 @@ def wait(home: Home, request: messages.OfJobs) -> Iterator[Answer]:
     yield {"end": True}
 
 
-def logs(home: Home, request: messages.Logs) -> Iterator[Answer]:
+def logs(home: Home, request: messages.Logs) -> Iterator[messages.LogAnswer]:
     """What ranks wrote: lines, each followed by the bytes."""
     from paceline.node.logs.query import LogQuery
     from paceline.node.logs.reader import check, read

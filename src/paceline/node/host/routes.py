@@ -14,14 +14,20 @@ import statistics
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from paceline.contract.handshake import HandshakeError, WrongKey, derive_key
 from paceline.contract.links import Acceptor, Link, Messages, initiate, listen
 from paceline.node.readers import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
+
+    from paceline.contract.facts import RouteFacts
+
+    class _Message(RouteFacts, total=False):
+        do: str  # "echo" or "take"; else it is an answer
+
 
 CONNECT_SECONDS = 4.0  # a lost packet is sent again after one second, and after three
 ANSWER_SECONDS = 30.0  # the kernel makes a connection alone; the process that answers may wait for a busy processor
@@ -123,7 +129,7 @@ def reach(peers: Sequence[Peer], token: bytes) -> dict[str, str | None]:
     return dict(zip((peer.name for peer in peers), at_once(attempt, peers, len(peers))))
 
 
-def latency(peer: Peer, token: bytes) -> dict[str, Any]:
+def latency(peer: Peer, token: bytes) -> RouteFacts:
     """The median of some round trips of a small message: `seconds`, or the `problem`."""
     try:
         there = connect(peer, token)
@@ -139,7 +145,7 @@ def latency(peer: Peer, token: bytes) -> dict[str, Any]:
     return {"seconds": statistics.median(taken)}
 
 
-def bandwidth(peer: Peer, token: bytes) -> dict[str, Any]:
+def bandwidth(peer: Peer, token: bytes) -> RouteFacts:
     """The rate at which the other host receives over one connection: `bandwidth` in bytes/s, or the `problem`."""
     try:
         there = connect(peer, token)
@@ -153,7 +159,7 @@ def bandwidth(peer: Peer, token: bytes) -> dict[str, Any]:
         return {"problem": _reason(error)}
 
 
-def _send(there: Messages) -> dict[str, Any]:
+def _send(there: Messages) -> RouteFacts:
     """Send until the other side answers with the rate."""
     sock = there.socket
     data, deadline = bytes(_UNSENT), time.monotonic() + ANSWER_SECONDS
@@ -188,16 +194,16 @@ def _take(sock: socket.socket) -> float:
     return count / _SENDING_SECONDS
 
 
-def _send_message(peer: Messages, message: Mapping[str, Any]) -> None:
+def _send_message(peer: Messages, message: _Message) -> None:
     peer.socket.settimeout(ANSWER_SECONDS)
     peer.send(json.dumps(message).encode())
 
 
-def _receive(peer: Messages) -> dict[str, Any]:
+def _receive(peer: Messages) -> _Message:
     """The next message."""
     peer.socket.settimeout(ANSWER_SECONDS)
     with _answering():
-        return dict(json.loads(peer.receive()))
+        return cast("_Message", dict(json.loads(peer.receive())))
 
 
 def _reason(error: OSError) -> str:

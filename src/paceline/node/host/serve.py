@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from paceline.contract.messages import Beside
-    from paceline.node.store.home import Answer
 
+    Answer = Mapping[str, object]  # one of `contract.messages`
     Verb = Callable[[Home, Any], "Answer | Generator[Answer, None, None]"]
 
 # The modules of the verbs. Only the requested one is imported, since imports take most of the time of a short answer.
@@ -63,14 +64,14 @@ def main(root: str, line: bytes) -> None:
         line = sys.stdin.buffer.readline() if request.get("stays") else b""
 
 
-def _answer(root: Path, request: dict[str, Any]) -> None:
+def _answer(root: Path, request: Mapping[str, Any]) -> None:
     name = request["do"]
     try:
         activate(root)
         verb: Verb = getattr(importlib.import_module(f"paceline.node.host.{_MODULES[name]}"), name)
         jobs = root / request["jobs"] if "jobs" in request else None  # a folder that machines share
         answer = verb(Home(root, jobs), request)
-        if isinstance(answer, dict):
+        if isinstance(answer, Mapping):
             send(answer)
             return
         with contextlib.closing(answer):

@@ -24,16 +24,16 @@ from .protocol import Bytes, next_order
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.contract.messages import Start
+    from paceline.contract.messages import JobAnswer, Start
     from paceline.contract.nodejob import RankStreams
     from paceline.node.rundir.directory import RunDirectory
-    from paceline.node.store.home import Answer, Home
+    from paceline.node.store.home import Home
     from paceline.node.store.lifecycle import AgentProcess
 
 _MORE_SECONDS = 15.0  # for the agent to end itself, after the time that it has if the client is gone
 
 
-def start(home: Home, request: Start) -> Iterator[Answer]:
+def start(home: Home, request: Start) -> Iterator[JobAnswer]:
     """Make a job, and start its agent; then do as stdin says.
 
     An archive (tar) of the job's code, of `order.bytes` bytes, follows on stdin, unless it is another job's code; then
@@ -125,7 +125,7 @@ def _await(run: RunDirectory, lifeline: socket.socket, begin: int, events: tuple
 
 def _updates(
     run: RunDirectory, agent: AgentProcess, lifeline: socket.socket, rank_streams: RankStreams, begin: int
-) -> Iterator[Answer]:
+) -> Iterator[JobAnswer]:
     """The output of a job that the client shows, and its events, until its agent is gone."""
     for update in updates(run, lifeline.fileno(), shown_by(rank_streams), begin):
         yield answer_of(update)

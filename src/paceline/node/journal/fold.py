@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.contract.records import (
         Cause,
         CheckpointRecord,
+        Failure,
         FinalState,
         InstanceRecord,
         JobFacts,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
         State,
         TracebackRecord,
     )
-    from paceline.node.journal.status import Failure, RankRecord, Status
+    from paceline.node.journal.status import RankRecord, Status
 
 
 ENDED_ON_NODES = "it has ended on its nodes; its scheduler decides whether it goes on"

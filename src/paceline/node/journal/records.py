@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Literal, TypedDict, Union
 
-    from paceline.contract.records import FinalState
+    from paceline.contract.records import EventRecord, Failure, FinalState, LogFiles, OtherFailure
     from paceline.contract.stands import Hang, Place, Spent
 
-    from .status import Failure, OtherFailure, RankRecord, Status
+    from .status import RankRecord, Status
 
     class _Record(TypedDict, total=False):
         """What `append` adds to every record: the version, and seconds since the epoch."""
@@ -50,13 +50,6 @@ if TYPE_CHECKING:
     class GrantedRecord(_Record):  # it has got them
         event: Literal["granted"]
         devices: Sequence[str]
-
-    class LogFiles(TypedDict):  # the files of a rank; `out` and `err` are one file unless its streams are apart
-        rank: int
-        local_rank: int
-        out: str
-        err: str
-        error: str
 
     class StartedRecord(_Record):  # an attempt starts
         event: Literal["started"]
@@ -228,9 +221,10 @@ def has_newer(path: Path) -> bool:
     return any(type(version) is int and version > VERSION for version in versions)
 
 
-def for_people(records: Iterable[Record]) -> list[dict[str, Any]]:
+def for_people(records: Iterable[Record]) -> list[EventRecord]:
     """The records that people see, without their version."""
-    return [{key: value for key, value in it.items() if key != "v"} for it in records if it["event"] not in _OF_STATE]
+    shown = (it for it in records if it["event"] not in _OF_STATE)
+    return [cast("EventRecord", {key: value for key, value in it.items() if key != "v"}) for it in shown]
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from paceline.node.files import load_json
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .records import Record
-    from .status import Status
+    from .status import CachedStatus, Status
 
 FINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 
@@ -52,8 +52,8 @@ def _after(status: Status, record: Record) -> Status:
     return {} if record["event"] == "reopened" else status
 
 
-def cached(status: Status, offset: int) -> dict[str, Any]:
-    """The content of status.json, with the position up to which it holds the journal."""
+def cached(status: Status, offset: int) -> CachedStatus:
+    """The content of status.json."""
     return {**status, "v": VERSION, "journal": offset}
 
 

@@ -5,50 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from paceline.contract.records import Cause, FaultRecord, State
+    from paceline.contract.records import Failure, OtherFailure, State
     from paceline.contract.stands import Pace
-
-
-class Failure(TypedDict):
-    """How a rank failed, or a node. `failure` makes it."""
-
-    cause: Cause  # decides what follows; `message` is for people
-    rank: int | None  # its rank, or None when a node or paceline's own process failed
-    node: int  # node rank
-    host: str
-    pid: int  # process id there
-    exit_code: int  # 0 … 255; 128 + N for signal N
-    signal: str  # name of the signal that killed it, or ""
-    oom: bool  # whether the kernel killed it because memory ran out
-    message: str  # the exception's last line, or what else is known, in one line
-    traceback: str  # what it printed last: the traceback, or the end of its log if there is none
-    has_traceback: bool  # whether `traceback` is one
-    log: str
-    symptom: bool  # whether it looks like the consequence of another rank's end
-    ended: float  # when it failed, in seconds on the monotonic clock of its machine
-    age: float  # seconds since then when it was reported. The clocks of nodes differ, ages hardly do.
-    advice: str  # what to do about it, if its message is a usual one, or ""
-    fault: FaultRecord | None  # what kind of one it is then
-    # the last one of each process group that a rank had entered which an exception ended, in words; "" if that is not
-    # known
-    collectives: str
-
-
-class OtherFailure(TypedDict, total=False):
-    """A failure that is not the first one: where it was, its message, and its last lines; see `Failure`."""
-
-    rank: int | None
-    node: int
-    message: str
-    traceback: str
-    collectives: str
-
-
-class Outcome(TypedDict):
-    """What failed: the first failure in full, the others in short; None and none if nothing did."""
-
-    failure: Failure | None
-    others: list[OtherFailure]
 
 
 class GuardRecord(TypedDict):
@@ -150,3 +108,10 @@ class Status(TypedDict, total=False):
     address: list[str | int] | None  # address and port at which this agent listens for the other agents
     slow: list[str]  # what makes it slow here, a line each, the worst first
     pace: Pace | None  # how much the ranks here wait for others; None if that is not known
+
+
+class CachedStatus(Status, total=False):
+    """The content of status.json: the state, the version, and the position up to which it holds the journal."""
+
+    v: int
+    journal: int

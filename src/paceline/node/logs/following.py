@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Union
+from typing import TYPE_CHECKING, Callable, Union
 
 from paceline.node.eventloop.inotify import Waker
 from paceline.node.files import Irregular
@@ -16,7 +16,9 @@ from .growing_file import GrowingFile, Lines, RankLog
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from paceline.contract.messages import JobAnswer
     from paceline.contract.nodejob import RankStreams
+    from paceline.contract.records import EventRecord
     from paceline.node.rundir.directory import RunDirectory
 
 STREAM_BITS = {"out": 1, "err": 2, "both": 3}  # as torchrun counts them
@@ -40,7 +42,7 @@ class Event:
     """A record of the journal that people see: the name of the event, and its details."""
 
     name: str
-    details: dict[str, Any]
+    details: EventRecord
 
 
 Update = Union[Output, Event]
@@ -51,14 +53,14 @@ def shown_by(rank_streams: RankStreams) -> Callable[[Output], bool]:
     return lambda it: bool(rank_streams.of(it.rank, it.local_rank) & STREAM_BITS[it.stream])
 
 
-def answer_of(update: Update) -> dict[str, Any]:
+def answer_of(update: Update) -> JobAnswer:
     """An update as it is sent to a client."""
     if isinstance(update, Output):
-        return {"output": [update.attempt, update.rank, update.local_rank, update.stream], "data": update.data}
+        return {"output": (update.attempt, update.rank, update.local_rank, update.stream), "data": update.data}
     return {"event": update.name, "details": update.details}
 
 
-def update_of(answer: dict[str, Any]) -> Update | None:
+def update_of(answer: JobAnswer) -> Update | None:
     """An update as it was sent; None if it is something else."""
     if "output" in answer:
         attempt, rank, local_rank, stream = answer["output"]
@@ -128,7 +130,7 @@ def updates(
         yield from _drain(logs, is_elsewhere)
 
 
-def _event(details: dict[str, Any], run: RunDirectory) -> Event:
+def _event(details: EventRecord, run: RunDirectory) -> Event:
     name = details.pop("event")
     if name == "finished":
         started = (run.read_status() or {}).get("started")
@@ -137,7 +139,7 @@ def _event(details: dict[str, Any], run: RunDirectory) -> Event:
 
 
 def _open_logs(
-    run: RunDirectory, started: dict[str, Any], wanted: Callable[[Output], bool], *, tracebacks: bool
+    run: RunDirectory, started: EventRecord, wanted: Callable[[Output], bool], *, tracebacks: bool
 ) -> dict[Path, _Log]:
     logs: dict[Path, _Log] = {}
     for entry in started["logs"]:

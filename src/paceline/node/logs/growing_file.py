@@ -81,10 +81,11 @@ class RankLog(GrowingFile):
         before = self.offset
         data = super().read(limit)
         record = read_error(self._error)
-        if record is None or record.get("log_start") is None or self.offset <= record["log_start"]:
+        start = None if record is None else record.get("log_start")
+        if record is None or start is None or self.offset <= start:
             return data
-        if before < record["log_start"]:
-            self.offset = record["log_start"]
+        if before < start:
+            self.offset = start
             self.more = True
             return data[: self.offset - before]
         end = record.get("log_end")

@@ -7,7 +7,7 @@ import select
 import signal
 import subprocess
 import time
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from paceline.node.errors import Refused
 
@@ -16,13 +16,15 @@ from . import processes
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
+    from paceline.contract.messages import Says
+
 _SAYS_SECONDS = 1.0  # between two lines about it
 _KEPT = 4096  # bytes of what it has printed that are kept
 
 
 def said_by(
     command: list[str], env: Mapping[str, str], log: IO[bytes] | None = None
-) -> Generator[dict[str, Any], None, tuple[int, str]]:
+) -> Generator[Says, None, tuple[int, str]]:
     """Run a command; yields what it says, and returns its exit code and the last of it. It ends with the client."""
     parent = os.getpid()
     process = subprocess.Popen(

@@ -16,7 +16,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 
@@ -25,11 +25,10 @@ from .building import said_by
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from paceline.contract.messages import WantedImage
+    from paceline.contract.facts import ImageFacts
+    from paceline.contract.messages import Pulled, Says, WantedImage
     from paceline.contract.nodejob import NodeJob
     from paceline.contract.records import ContainerRecord, DataRecord
-
-    Answer = dict[str, Any]
 
 CONTAINER = "PACELINE_CONTAINER"  # in a container: what `command` needs for another one like it
 CLIENT = (
@@ -122,7 +121,7 @@ def described() -> ContainerRecord | None:
 # -- which program -----------------------------------------------------------------------------------------------------
 
 
-def look(root: Path, image: str, program: str | None, *, needs_devices: bool) -> Answer:
+def look(root: Path, image: str, program: str | None, *, needs_devices: bool) -> ImageFacts:
     """What would run an image here: `program`, `reference` (as it calls the image), `is_there`; or the `problem`."""
     there = [it for it in ([program] if program else PROGRAMS) if shutil.which(it)]
     if not there:
@@ -133,7 +132,7 @@ def look(root: Path, image: str, program: str | None, *, needs_devices: bool) ->
     return next((it for it in able if it["is_there"]), (able or tried)[0])
 
 
-def _tried(root: Path, image: str, program: str, *, needs_devices: bool) -> Answer:
+def _tried(root: Path, image: str, program: str, *, needs_devices: bool) -> ImageFacts:
     """See `look`, for a program that is installed."""
     try:
         problem = _no_devices(program) if needs_devices else None
@@ -166,7 +165,7 @@ def _has_nvidia() -> bool:
     return os.path.exists("/dev/nvidiactl")
 
 
-def _in_store(_: Path, image: str, program: str) -> Answer:
+def _in_store(_: Path, image: str, program: str) -> ImageFacts:
     """How docker or podman call an image, and whether they have it."""
     if image.endswith(".sif"):
         raise Refused(f"{program} cannot run files such as {image}; install apptainer there")
@@ -190,7 +189,7 @@ def _in_store(_: Path, image: str, program: str) -> Answer:
     return {"reference": reference, "is_there": is_there}
 
 
-def _in_file(root: Path, image: str, program: str) -> Answer:
+def _in_file(root: Path, image: str, program: str) -> ImageFacts:
     """The file, or folder, with an image for apptainer, and whether it is there."""
     if image.startswith(("/", "./", "../", "~")) or image.endswith(".sif"):
         path = Path(os.path.expanduser(image))
@@ -250,7 +249,7 @@ def _why(program: str, image: str, said: str) -> str:
 # -- its image ---------------------------------------------------------------------------------------------------------
 
 
-def prepare(root: Path, request: WantedImage, binds: Sequence[str], facts: Sequence[str]) -> Iterator[Answer]:
+def prepare(root: Path, request: WantedImage, binds: Sequence[str], facts: Sequence[str]) -> Iterator[Says | Pulled]:
     """Get an image, unless it is there, and look into it; yields what happens, and at last `inside` and `facts`.
 
     Args:
@@ -281,7 +280,7 @@ def prepare(root: Path, request: WantedImage, binds: Sequence[str], facts: Seque
     yield {"inside": command(container), "facts": json.loads(done.stdout)}
 
 
-def _pulled(found: Answer, image: str) -> Iterator[Answer]:
+def _pulled(found: ImageFacts, image: str) -> Iterator[Says]:
     """Get an image from its registry, or from a file that podman reads."""
     program, path = found["program"], found["reference"]
     pull = [program, "pull", found["reference"]]

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, cast
 
 from paceline.node.errors import Refused
 from paceline.node.files import is_disk_full, list_names, read_json, write_json
@@ -28,9 +28,8 @@ from .building import pause, said_by
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline.contract.messages import BuildEnvironment
-
-    Answer = dict[str, Any]
+    from paceline.contract.facts import BuiltEnvironment, EnvironmentEntry, EnvironmentFacts
+    from paceline.contract.messages import BuildEnvironment, Built, Says
 
 RECORD = "environment.json"  # in the folder of an environment
 _INDEX = "https://pypi.org/simple"
@@ -63,7 +62,7 @@ def folder(root: Path) -> Path:
     return root / "environments"
 
 
-def look(root: Path, digest: str, index: str | None) -> Answer:
+def look(root: Path, digest: str, index: str | None) -> EnvironmentFacts:
     """What this machine has for an environment: interpreters, builders, and the environment itself if it is there.
 
     `index` is where packages come from if the client says so; it is tried unless the environment is there already.
@@ -84,7 +83,7 @@ def look(root: Path, digest: str, index: str | None) -> Answer:
     }  # fmt: skip
 
 
-def build(root: Path, request: BuildEnvironment, files: Path) -> Iterator[Answer]:
+def build(root: Path, request: BuildEnvironment, files: Path) -> Iterator[Says | Built]:
     """Build an environment, unless it is there; yields what happens, and at last the record of it.
 
     Args:
@@ -170,9 +169,9 @@ def variables(python: str, path: str) -> dict[str, str]:
     return {"VIRTUAL_ENV": os.path.dirname(place), "PATH": os.pathsep.join([place, path])}
 
 
-def listed(root: Path) -> list[dict[str, Any]]:
+def listed(root: Path) -> list[EnvironmentEntry]:
     """The environments of this machine, half ones too: `name`, `source`, `bytes`, `used` (seconds since the epoch)."""
-    found = []
+    found: list[EnvironmentEntry] = []
     for name in list_names(folder(root)):
         path = folder(root) / name
         # What came along for a build lies here as long as that runs; a killed one leaves it.
@@ -208,14 +207,14 @@ def _name(digest: str, minor: str) -> str:
     return f"{digest}-py{minor}-{here['machine']}-{here['libc']}"
 
 
-def _record(path: Path) -> dict[str, Any] | None:
+def _record(path: Path) -> BuiltEnvironment | None:
     """The record of an environment that is whole; it counts as used now."""
     record, python = read_json(path / RECORD), str(path / "bin/python")
     if record is None or not {"seconds", "bytes", "packages"} <= record.keys() or not os.access(python, os.X_OK):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
-    return {**record, "python": python}
+    return cast("BuiltEnvironment", {**record, "python": python})
 
 
 def platform_here() -> dict[str, str]:
@@ -307,7 +306,7 @@ def _variables(given: Mapping[str, str], *, is_uv: bool) -> dict[str, str]:
     return found
 
 
-def _locked(lock: int) -> Iterator[Answer]:
+def _locked(lock: int) -> Iterator[Says]:
     """Wait for another build of the same environment to end."""
     while True:
         try:
@@ -372,7 +371,7 @@ def write_requirements(lines: Sequence[str], folder: Path) -> list[str]:
     return words
 
 
-def _ran(command: list[str], log: IO[bytes], request: BuildEnvironment, files: Path) -> Iterator[Answer]:
+def _ran(command: list[str], log: IO[bytes], request: BuildEnvironment, files: Path) -> Iterator[Says]:
     """Run a command of a build; yields what it says."""
     # A pip that is killed leaves temporary files; they go with the others.
     env = {**_variables(request["index"], is_uv=command[1] == "pip"), "TMPDIR": str(files)}

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from paceline.contract.memory import PROC, read
 
@@ -20,6 +20,7 @@ from .hardware import SYS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from paceline.contract.facts import GpuFacts, GpusFacts
     from paceline.contract.records import GpuRecord
 
 VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
@@ -76,13 +77,16 @@ class Gpus:
     visible: Mapping[str, str] | None = None  # the variables that are set and hide devices from a process
     problem: str | None = None  # why nvidia-smi is installed but has not answered
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> GpusFacts:
         """The keys that `paceline check -o json` promises."""
 
-        def model(gpu: Gpu) -> dict[str, Any]:
+        def model(gpu: Gpu) -> GpuFacts:
             return {"index": gpu.index, "name": gpu.name, "memory": gpu.memory, "used": gpu.memory_used}
 
-        return {**asdict(self), "nvidia": tuple(map(model, self.nvidia)), "amd": tuple(map(model, self.amd))}
+        return {
+            "nvidia": tuple(map(model, self.nvidia)), "amd": tuple(map(model, self.amd)), "driver": self.driver,
+            "nvidia_on_bus": self.nvidia_on_bus, "visible": self.visible, "problem": self.problem,
+        }  # fmt: skip
 
 
 def installed(

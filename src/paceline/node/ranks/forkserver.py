@@ -104,7 +104,8 @@ class ForkServer:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wakeup, 4096)
                 try:
-                    for message in cast("list[ToServer]", self.channel.receive()):
+                    messages: list[ToServer] = self.channel.receive()
+                    for message in messages:
                         forked = self._handle(message)
                         if forked is not None:
                             return forked

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from paceline.contract import CONTRACTS, RANK_KEY, RESUME_CODE, TOKEN, WANTS_INTERRUPT
 from paceline.contract.tensorflow import ends_with_first
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.contract import Placement
-    from paceline.contract.records import Cause
+    from paceline.contract.records import Cause, Failure
     from paceline.node.eventloop.loop import Loop
-    from paceline.node.journal.status import Attempt, Failure, RankRecord
+    from paceline.node.journal.status import Attempt, RankRecord
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.spec import NodeSpec
 
@@ -344,7 +344,7 @@ class Ranks:
     def _receive(self) -> None:
         assert self._channel is not None
         try:
-            messages = cast("list[FromServer]", self._channel.receive())
+            messages: list[FromServer] = self._channel.receive()
         except ChannelClosed:
             self._server_lost()
             return

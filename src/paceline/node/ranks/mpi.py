@@ -15,7 +15,7 @@ import signal
 import socket
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from paceline.contract.local_sockets import reachable
 from paceline.node import ENTRY
@@ -166,7 +166,8 @@ class MpiRanks(Ranks):
 
     def _read(self, channel: Channel) -> None:
         try:
-            for message in cast("list[FromMpirun]", channel.receive()):
+            messages: list[FromMpirun] = channel.receive()
+            for message in messages:
                 if message["do"] == "rank":
                     self._start_rank(message, channel)
                 else:

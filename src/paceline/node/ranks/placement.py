@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.contract import CONTRACTS, ERROR_FILE, HOROVOD, OWN_CONTRACT, RANK_KEY, TOKEN, ContractError, Placement
 from paceline.contract.horovod import HorovodContract
@@ -50,7 +50,7 @@ def place(spec: NodeSpec, start: Attempt, local_rank: int) -> Placement:
     )
 
 
-def variables(spec: NodeSpec, placement: Placement, agent: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def variables(spec: NodeSpec, placement: Placement, agent: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables of a rank, without those that depend on the run directory; `agent` has those of its agent."""
     contract = CONTRACTS[spec.framework]
     is_ours = HOROVOD in spec.env
@@ -80,7 +80,7 @@ def _sees_own_alone(spec: NodeSpec) -> bool:
     return spec.framework == "paddle" or spec.virtual_local_rank
 
 
-def environment(spec: NodeSpec, placement: Placement, run: RunDirectory) -> dict[str, Any]:
+def environment(spec: NodeSpec, placement: Placement, run: RunDirectory) -> dict[str, str]:
     """The variables that a rank has in addition to those of its agent: `variables`, and those of its run directory."""
     error = run.error(placement.attempt, placement.rank)
     env = {**variables(spec, placement), "PACELINE_RUN_DIR": str(run.path), ERROR_FILE: str(error)}
@@ -102,7 +102,7 @@ def shell_of(run: RunDirectory, rank: int, command: Sequence[str]) -> tuple[list
     They include the user's secrets while the job runs, but never the job's own token and key.
     """
     spec = NodeSpec.load(run.spec)
-    status: Mapping[str, Any] = run.read_status() or {}
+    status = run.read_status() or {}
     local = {entry["rank"]: entry["local_rank"] for entry in status.get("ranks", ())} or {
         number: number for number in range(spec.nproc)
     }
@@ -111,7 +111,7 @@ def shell_of(run: RunDirectory, rank: int, command: Sequence[str]) -> tuple[list
     if status.get("devices"):
         spec = devices.granted(spec, tuple(status["devices"]))
     mine = {name: os.environ[name] for name in ("TERM", "COLUMNS", "LINES") if name in os.environ}
-    agent = (status.get("agent") or {}).get("pid", 0)
+    agent = (status.get("agent") or {"pid": 0})["pid"]
     pids = {entry["rank"]: entry["pid"] for entry in status.get("ranks", ())}
     # What a setup has set is in the variables with which the fork server, and so its forks, began.
     env = processes.environment((pids.get(rank) if spec.setup else None) or agent) if run.is_held else {}

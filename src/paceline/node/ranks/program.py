@@ -26,6 +26,7 @@ from . import answering, joining, stdin
 from .ending import end
 
 if TYPE_CHECKING:
+    from paceline.contract.records import ErrorRecord
     from paceline.node.spec import Program
 
 
@@ -190,7 +191,7 @@ def _record(
         message = str(error)
     except Exception:
         message = "<str() of the exception failed>"
-    record = {
+    record: ErrorRecord = {
         "type": type(error).__name__,
         "message": message,
         "traceback": "".join(lines),

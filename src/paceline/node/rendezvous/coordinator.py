@@ -60,9 +60,9 @@ from .quorum import Membership, Standing, rank_in
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from paceline.contract.records import FinalState
+    from paceline.contract.records import Failure, FinalState
     from paceline.contract.stands import Stand
-    from paceline.node.journal.status import Failure, NodeEntry
+    from paceline.node.journal.status import NodeEntry
 
     from .messages import (
         Finish,

@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from paceline.contract.handshake import OtherVersion, WrongKey, derive_key
 from paceline.contract.links import HANDSHAKE, Acceptor, initiate, listen
@@ -198,7 +198,7 @@ def connect(address: str, port: int, token: bytes, timeout: float, *, joins: boo
     try:
         channel = Channel(*initiate(sock, _key(token), 0, deadline - time.monotonic()))
         channel.send({"joins": joins})
-        status = cast("AgentStatus", _first(channel, deadline))
+        status: AgentStatus = _first(channel, deadline)
     except BaseException as error:
         sock.close()
         if isinstance(error, WrongKey):

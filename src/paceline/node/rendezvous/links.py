@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from paceline.node.eventloop.channel import Channel, ChannelClosed, Message, MessageAltered, encode
 
@@ -154,7 +154,7 @@ class Leader:
             self._loop,
             channel,
             self._silence,
-            received=lambda message: self._post(self.coordinator.receive(peer, cast("ToCoordinator", message))),
+            received=lambda message: self._post(self.coordinator.receive(peer, message)),
             lost=lambda is_dead, why: self._lose(peer, is_dead, why),
             is_stopping=lambda: bool(self.coordinator.stop_signal),
         )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Literal, Optional, TypedDict, Union
 
-from paceline.contract.records import FinalState
+from paceline.contract.records import Failure, FinalState, Outcome
 from paceline.contract.stands import Hang, Stand
-from paceline.node.journal.status import Agreement, Attempt, Failure, NodeEntry, Outcome
+from paceline.node.journal.status import Agreement, Attempt, NodeEntry
 
 MembershipRecord = TypedDict("MembershipRecord", {"ids": list[str], "leader": str})  # `quorum.Membership`
 StandingRecord = TypedDict(  # `quorum.Standing`

@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from paceline._version import __version__
 from paceline.contract import TOKEN, handshake
@@ -293,7 +293,7 @@ class Participant:
             self._loop,
             channel,
             self._spec.silence,
-            received=lambda message: self._deliver(link, cast("ToNode", message)),
+            received=lambda message: self._deliver(link, message),
             lost=lambda is_dead, why: self._lose_leader(link, is_dead, why or "it ended the connection"),
             follows=True,
         )

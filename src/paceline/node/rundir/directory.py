@@ -29,7 +29,7 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from paceline.contract import found
 from paceline.node.files import read_json, write_json
@@ -39,6 +39,7 @@ from paceline.node.journal.state import cached, load
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline.contract.records import ErrorRecord
     from paceline.node.journal.records import Record
     from paceline.node.journal.status import Agreement, Status
 
@@ -245,11 +246,11 @@ def _lock(fd: int, how: int) -> bool:
     return True
 
 
-def read_error(path: Path) -> dict[str, Any] | None:
+def read_error(path: Path) -> ErrorRecord | None:
     """The error record of a rank (`node/ranks/program.py` writes it); None if there is no valid one."""
     record = read_json(path)
     if record is None or not all(isinstance(record.get(key), str) for key in ("type", "message", "traceback")):
         return None
     offsets = [record.get(key) for key in ("log_start", "log_end")]
     is_located = all(offset is None or (type(offset) is int and offset >= 0) for offset in offsets)
-    return record if is_located and isinstance(record.get("time"), float) else None
+    return cast("ErrorRecord", record) if is_located and isinstance(record.get("time"), float) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from paceline.contract.nodejob import NodeJob
     from paceline.node.rundir.directory import RunDirectory
-
-    Answer = dict[str, Any]
 
 
 class Home:

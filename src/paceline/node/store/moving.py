@@ -15,9 +15,10 @@ import re
 import shutil
 import tarfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.contract import checkpoint
+from paceline.contract.nodejob import StoredJob
 from paceline.node.errors import Refused
 from paceline.node.files import read_json
 from paceline.node.rundir.directory import SAVED, RunDirectory, job_around
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _DURABLE = 256 * 1024 * 1024  # bytes between two flushes to the disk, so that none of them takes long
 _RUN = re.compile(r"[1-9]\d{0,5}")
 _SAFE = re.compile(r"[A-Za-z0-9_][^/\0]*")
+_NOTHING: dict[str, object] = {"spec": {}, "framework": None, "created": 0.0}  # of a job whose file is gone
 
 
 class _Kept(NamedTuple):
@@ -59,10 +61,10 @@ class _Kept(NamedTuple):
 def inventory(run: RunDirectory) -> Inventory:
     """What a job has here. Reads the newest checkpoint, to be sure that it is whole."""
     job, saved, base, kept = _found(run)
-    code = job.get("code")
+    code = job.code
     place, path = _place(run, base, code)
     newest = [it for it in kept if it.listing is not None]
-    leading = max(newest, key=lambda it: (it.listing or {})["serial"], default=None)
+    leading = max(newest, key=lambda it: it.listing["serial"] if it.listing else 0, default=None)
     for it in newest:
         if saved is not None and it.folder.name == Path(str(saved.get("folder"))).name:
             leading = it
@@ -77,14 +79,14 @@ def inventory(run: RunDirectory) -> Inventory:
     sizes = [size for _, size, _ in _files(run, kept)]
     return {
         "code": code,
-        "checkpoint_dir": job.get("spec", {}).get("checkpoint_dir"),
+        "checkpoint_dir": job.spec.checkpoint_dir,
         "saved": saved,
         "checkpoint": found,
         "bytes": sum(sizes),
         "files": len(sizes),
         "place": place,
         "path": path,
-        "volume": _volume(base, job.get("data", ())),
+        "volume": _volume(base, job.data),
         "has_others": place == "folder" and found is None and _is_filled(base),
     }
 
@@ -92,7 +94,7 @@ def inventory(run: RunDirectory) -> Inventory:
 class _Found(NamedTuple):
     """What a job has noted, the folder of its first run's checkpoints, and all runs with their newest whole ones."""
 
-    job: dict[str, Any]
+    job: StoredJob
     saved: CheckpointRecord | None
     base: Path
     kept: list[_Kept]
@@ -100,14 +102,14 @@ class _Found(NamedTuple):
 
 def _found(run: RunDirectory, ids: Mapping[str, str] | None = None) -> _Found:
     """What a job has; of each run the checkpoint with its id of `ids`, if they are given."""
-    job, node = read_json(run.job) or {}, read_json(run.spec) or {}
+    job, node = StoredJob.from_json({**_NOTHING, **(read_json(run.job) or {})}), read_json(run.spec) or {}
     saved: CheckpointRecord | None = read_json(run.path / SAVED)  # type: ignore[assignment]  # as the library writes it
     work = Path(str(node.get("working_dir", "/")))
     given = node.get("env", {}).get("PACELINE_CHECKPOINT_DIR")
-    usual = _outside(Path(os.path.normpath(work / given)) if given else run.path / "checkpoints", job.get("data", ()))
+    usual = _outside(Path(os.path.normpath(work / given)) if given else run.path / "checkpoints", job.data)
     bases = {usual: None}
     if saved is not None:  # the script may have chosen another one
-        bases[_outside(Path(os.path.normpath(work / str(saved.get("folder", "")))), job.get("data", ()))] = None
+        bases[_outside(Path(os.path.normpath(work / str(saved.get("folder", "")))), job.data)] = None
     found = [(base, [_kept(*it, ids) for it in _runs(base, saved if base == usual else None)]) for base in bases]
     return _Found(job, saved, *next((it for it in found if any(kept.newest for kept in it[1])), found[0]))
 
@@ -168,7 +170,7 @@ def own_checkpoints(run: RunDirectory) -> Callable[[str, Iterable[str]], list[st
 def check_fresh(run: RunDirectory) -> None:
     """Check that a job that begins anew does not find checkpoints where the script of this job keeps them."""
     job, _, base, kept = _found(run)
-    place, _ = _place(run, base, job.get("code"))
+    place, _ = _place(run, base, job.code)
     in_a_job = job_around(base.parent) is not None
     if place == "folder" and not in_a_job and any(it.newest for it in kept):
         raise Refused(

@@ -27,7 +27,7 @@ from paceline.node.rundir.staging import sweep
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from paceline.contract.records import CheckpointRecord, JobFacts, JobRecord, ProgressRecord, Report
+    from paceline.contract.records import CheckpointRecord, EventRecord, JobFacts, JobRecord, ProgressRecord, Report
     from paceline.node.devicequeue.policy import Entry
     from paceline.node.journal.status import AgentRecord, Status
 
@@ -314,7 +314,7 @@ def _noticed(run: RunDirectory) -> float | None:
     return None
 
 
-def events(run: RunDirectory) -> list[dict[str, Any]]:
+def events(run: RunDirectory) -> list[EventRecord]:
     """The events of a job."""
     try:
         return sorted(for_people(read(run.journal)[0]), key=lambda event: event["time"])

@@ -19,13 +19,14 @@ from .plan import python_path
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Literal
 
-    from paceline.contract.messages import WarmWanted
+    from paceline.contract.messages import WarmRecord, WarmWanted
 
-    from .home import Answer, Home
+    from .home import Home
 
 
-def start(home: Home, here: fitting.Here, wanted: WarmWanted) -> Answer:
+def start(home: Home, here: fitting.Here, wanted: WarmWanted) -> WarmRecord:
     """Start a warm server, and return what it says of itself when it is ready."""
     framework = wanted["framework"]
     if framework not in CONTRACTS or framework not in PRELOAD:
@@ -47,10 +48,12 @@ def start(home: Home, here: fitting.Here, wanted: WarmWanted) -> Answer:
     if home.is_remote:
         env["PYTHONPATH"] = python_path(env)
     modules, where = tuple(dict.fromkeys(preload)), _folder(home)
-    return start_server(here.python, modules, env, os.getcwd(), wanted["seconds"], wait=True, where=where)
+    said = start_server(here.python, modules, env, os.getcwd(), wanted["seconds"], wait=True, where=where)
+    assert said is not None
+    return said
 
 
-def ask(home: Home, what: str) -> list[Answer]:
+def ask(home: Home, what: Literal["describe", "stop"]) -> list[WarmRecord]:
     """What each warm server of a folder of jobs here answers to "describe" or "stop"."""
     return servers.ask(what, _folder(home))
 

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from typing_extensions import TypeGuard
+
     from paceline.contract.records import MetricsRecord, NodeHistory, Telemetry, UsageRecord
     from paceline.node.rundir.directory import RunDirectory
+
+    _Line = dict[str, Any]  # an object of a file of which nothing is known, or of metrics, whose names the script gives
 
 POINTS = 240  # of each series
 _NUMBERS, _FEWEST = 6000, 48  # of all metrics together, and points of each
@@ -36,17 +40,17 @@ _OF_LINE = {"time", "epoch", "step", "attempt", "sync_method"}  # keys of a line
 
 def history(run: RunDirectory, since: float = 0.0, points: int = POINTS) -> NodeHistory:
     """The history in a run directory."""
-    status: dict[str, Any] = {**(run.read_status() or {})}
+    status = run.read_status() or {}
     missing: list[str] = []
     found: NodeHistory = {
-        "host": str((status.get("agent") or {}).get("host") or ""),
-        "node_rank": int(status.get("node_rank") or 0),
+        "host": (status.get("agent") or {"host": ""})["host"],
+        "node_rank": status.get("node_rank") or 0,
         "telemetry": [],
         "metrics": None,
         "software": {},
         "missing": missing,
     }
-    origin: dict[str, Any] = read_json(run.origin) or {}
+    origin = read_json(run.origin) or {}
     python = (read_json(run.spec) or {}).get("python") or [""]
     versions = origin.get("software") or packages_of(python[0])  # the first is not known in a job's first seconds
     if isinstance(versions, dict):
@@ -93,15 +97,15 @@ def _latest(run: RunDirectory) -> Telemetry | None:
     except OSError:
         return None
     is_now = last is not None and time.time() - last["time"] < _RECENT + last["seconds"]
-    return cast("Telemetry", last) if is_now else None
+    return last if is_now else None
 
 
 def telemetry(path: Path) -> Iterator[Telemetry]:
     """The lines of telemetry.jsonl; what is no such line is left out."""
-    yield from (cast("Telemetry", line) for line in _lines(path) if _is_telemetry(line))
+    yield from filter(_is_telemetry, _lines(path))
 
 
-def _is_telemetry(line: dict[str, Any] | None) -> bool:
+def _is_telemetry(line: _Line | None) -> TypeGuard[Telemetry]:
     return (
         line is not None
         and all(_is_number(line.get(key)) for key in ("time", "seconds"))
@@ -128,7 +132,7 @@ def _are_figures(values: Collection[Any]) -> bool:
 
 def metrics(path: Path, since: float = 0.0, points: int = POINTS) -> MetricsRecord:
     """The values in metrics.jsonl: means over `points` spans of steps. Of steps done again, the last attempt counts."""
-    lines: list[dict[str, Any]] = []
+    lines: list[_Line] = []
     for line in _lines(path):
         step = line.get("step")
         if type(step) is not int or abs(step) > _MOST_STEPS or not _is_number(line.get("time")):
@@ -173,12 +177,12 @@ def _line_at(file: BinaryIO, place: int) -> bytes:
     return file.readline(_LONGEST)
 
 
-def _spans(lines: Sequence[dict[str, Any]], points: int) -> list[list[dict[str, Any]]]:
+def _spans(lines: Sequence[_Line], points: int) -> list[list[_Line]]:
     """The lines in groups, each of about as many steps."""
     if len(lines) <= points:
         return [[line] for line in lines]
     first, last = lines[0]["step"], max(line["step"] for line in lines)
-    groups: list[list[dict[str, Any]]] = [[] for _ in range(points)]
+    groups: list[list[_Line]] = [[] for _ in range(points)]
     for line in lines:
         groups[min(points - 1, (line["step"] - first) * points // max(1, last - first))].append(line)
     return groups
@@ -200,7 +204,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[_Line]:
     """The objects in a file with one a line."""
     with open(path, "rb", opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
@@ -219,7 +223,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     yield from filter(None, map(_object, lines))
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def _object(line: bytes) -> _Line | None:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):  # it is not whole

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from paceline.contract import found
 from paceline.node.files import write_json
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
     from paceline.node.rundir.directory import RunDirectory
     from paceline.node.spec import NodeSpec
+
+    class Origin(TypedDict, total=False):
+        """What a job runs with, in origin.json."""
+
+        software: dict[str, str]  # name → version
+        commit: str
+        branch: str
+        diff: str
+
 
 _NOTE = ".origin.paceline"  # in a copy of the code, which has no history of its own
 _SECONDS = 20.0  # for a command
@@ -48,14 +57,14 @@ def write(run: RunDirectory, spec: NodeSpec, *, is_first: bool) -> None:
     """Find it out, and write origin.json; takes a second or so, and must be done once."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
     env = {**own, **spec.env}
-    origin: dict[str, Any] = {}
+    origin: Origin = {}
     with contextlib.suppress(ValueError):
         versions = json.loads(_output([*spec.python, "-c", _VERSIONS, *_NAMES], spec.working_dir, env))
         origin["software"] = {**versions, **packages_of(spec.python[0])}
     if is_first:
         folder = Path(spec.working_dir)
         noted = next((it for at in (folder, *folder.parents) if (it := _noted(at / _NOTE)) is not None), None)
-        origin.update(_code(spec.working_dir, env) if noted is None else noted)
+        origin = {**origin, **(_code(spec.working_dir, env) if noted is None else noted)}
     with contextlib.suppress(OSError):
         write_json(run.origin, origin)
 
@@ -65,15 +74,15 @@ def note(copy: Path, folder: Path | None) -> None:
     write_json(copy / _NOTE, {} if folder is None else _code(str(folder), os.environ))
 
 
-def _noted(file: Path) -> dict[str, Any] | None:
+def _noted(file: Path) -> Origin | None:
     try:
         note = json.loads(found.read(file) or b"null")
     except (OSError, ValueError, RecursionError):
         return None
-    return note if isinstance(note, dict) else None
+    return cast("Origin", note) if isinstance(note, dict) else None
 
 
-def _code(folder: str, env: Mapping[str, str]) -> dict[str, str]:
+def _code(folder: str, env: Mapping[str, str]) -> Origin:
     commit = _git(("rev-parse", "HEAD"), folder, env).strip()
     if not commit:
         return {}

@@ -10,7 +10,7 @@ import socket
 import stat
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from paceline.contract.local_sockets import peer_of, reachable
 from paceline.node.errors import Refused
@@ -18,6 +18,10 @@ from paceline.node.files import list_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from paceline.contract.messages import WarmRecord
+
+    from .messages import Message, Ready
 
 VARIABLE, HOME = "PACELINE_WARM_DIR", "PACELINE_HOME"
 MOST_BYTES = 1 << 20  # of a message: a request holds the variables of a job
@@ -132,17 +136,17 @@ def remove(path: Path, key: str) -> None:
             (path / name).unlink()
 
 
-def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+def send(connection: socket.socket, message: Message | WarmRecord | Ready) -> None:
     """Send a message."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MOST_BYTES)
     connection.sendall(json.dumps(message).encode())
 
 
-def receive(connection: socket.socket) -> dict[str, Any]:
+def receive(connection: socket.socket) -> Message:
     """The next message; empty if the other end is gone or does not answer in time."""
     try:
         data = connection.recv(MOST_BYTES)
         message = json.loads(data) if data else {}
     except (OSError, ValueError):
         return {}
-    return message if isinstance(message, dict) else {}
+    return cast("Message", message) if isinstance(message, dict) else {}

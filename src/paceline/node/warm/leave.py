@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from paceline.node import ENTRY
 from paceline.node.errors import Refused
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
+    from paceline.contract.messages import WarmRecord
+
+    from .messages import Asked
+
 _TITLE = "-" * 2048  # room for the command lines that the processes of jobs show
 _IMPORT_SECONDS = 300.0  # for the server to import its modules
 
@@ -37,14 +41,14 @@ def start_server(
     *,
     wait: bool,
     where: Path | None = None,
-) -> dict[str, Any]:
-    """Start a warm server, and return what it says of itself; nothing if nobody waits for it."""
+) -> WarmRecord | None:
+    """Start a warm server, and return what it says of itself; None if nobody waits for it."""
     where = folder.folder() if where is None else where
     folder.make(where)
     kept = {name: value for name, value in env.items() if not name.startswith("PACELINE_")}
     if serves_fewer_threads(preload, kept) and (threads := kept.get(THREADS, "1")).isdecimal():
         kept[THREADS] = str(max(int(threads), devices.cores()))  # for jobs of any number of ranks
-    asked: dict[str, Any] = {
+    asked: Asked = {
         "python": list(python), "preload": list(preload), "seconds": seconds, "cwd": cwd, "folder": str(where),
         "key": folder.key_of(python, preload, deciding(kept, preload)), "ready": None,
     }  # fmt: skip
@@ -64,7 +68,7 @@ def start_server(
             )  # fmt: skip
         if not wait:
             process.returncode = 0  # it outlives this process
-            return {}
+            return None
         theirs.close()
         ours.settimeout(_IMPORT_SECONDS)
         answer = folder.receive(ours)
@@ -73,7 +77,7 @@ def start_server(
     if why := answer.pop("why"):
         process.wait()
         raise Refused(why)
-    return answer
+    return cast("WarmRecord", answer)
 
 
 def leave_behind(run: str) -> None:

@@ -27,7 +27,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.contract.local_sockets import peer_of
 from paceline.contract.memory import machine_memory
@@ -46,6 +46,10 @@ from .leave import leave_behind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+
+    from paceline.contract.messages import WarmRecord
+
+    from .messages import Asked, Message
 
 _LOOK = 5.0  # seconds between two looks at the memory and at the files
 _LEAST_MEMORY = 0.1  # of the machine's; with less that is available, the server ends
@@ -72,13 +76,13 @@ class Order:
 class WarmServer:
     """Listens, forks, and looks whether it is still of use."""
 
-    def __init__(self, asked: Mapping[str, Any], cold: Collection[str]) -> None:
+    def __init__(self, asked: Asked, cold: Collection[str]) -> None:
         """Import nothing yet."""
-        self._python: list[str] = asked["python"]
-        self._preload: list[str] = asked["preload"]
-        self._seconds: float = asked["seconds"]
-        self._cwd: str = asked["cwd"]
-        self._folder, self._key = Path(asked["folder"]), str(asked["key"])
+        self._python = asked["python"]
+        self._preload = asked["preload"]
+        self._seconds = asked["seconds"]
+        self._cwd = asked["cwd"]
+        self._folder, self._key = Path(asked["folder"]), asked["key"]
         self._began = self._used = time.monotonic()
         self._jobs = 0
         self._cold = cold
@@ -199,7 +203,7 @@ class WarmServer:
                 folder.send(client, self._describe())
         return None
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self) -> WarmRecord:
         now = time.monotonic()
         remaining = self._seconds if self._forks else self._seconds - (now - self._used)
         return {
@@ -207,7 +211,7 @@ class WarmServer:
             "age": now - self._began, "ends_in": max(0.0, remaining), "jobs": self._jobs, "memory": _own_memory(),
         }  # fmt: skip
 
-    def _fork(self, client: socket.socket, pid: int, message: Mapping[str, Any]) -> Order | None:
+    def _fork(self, client: socket.socket, pid: int, message: Message) -> Order | None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {*HANDLED, signal.SIGCHLD})
         fork = os.fork()
         if fork:
@@ -228,7 +232,7 @@ class WarmServer:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(_REFUSED)
 
-    def _become(self, connection: int, pid: int, message: Mapping[str, Any]) -> Order:
+    def _become(self, connection: int, pid: int, message: Message) -> Order:
         """In a fork: see whether the job fits, take after the client, and wait for its word."""
         client = socket.socket(fileno=connection)
         client.settimeout(_GO_SECONDS)
@@ -331,14 +335,14 @@ def _become_agent(order: Order) -> None:
 
 def main(arguments: Sequence[str], cold: Collection[str]) -> None:
     """Be a warm server; in its forks, an agent or a rank."""
-    asked = json.loads(arguments[0])
+    asked: Asked = json.loads(arguments[0])
     os.chdir("/")
     ready = None if asked["ready"] is None else socket.socket(fileno=asked["ready"])
     processes.set_title(f"paceline: warm {', '.join(asked['preload'])}")
     server = WarmServer(asked, cold)
     why = server.prepare()
     if ready is not None:
-        folder.send(ready, {"why": why, **({} if why else server._describe())})
+        folder.send(ready, {"why": why} if why else {**server._describe(), "why": ""})
         ready.close()
     if why:
         print(why, file=sys.stderr, flush=True)

@@ -7,13 +7,18 @@ import os
 import select
 import signal
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from . import folder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
+    from typing import Literal
+
+    from paceline.contract.messages import WarmRecord
+
+    from .messages import Message
 
 _ANSWER_SECONDS = 5.0  # for a server to answer; one that is suspended or starved does not
 
@@ -59,7 +64,7 @@ def start_agent(
         connection = folder.connect(where, key, _ANSWER_SECONDS)
         if connection is None:
             continue
-        answer: dict[str, Any] = {}
+        answer: Message = {}
         try:
             folder.send(connection, {"do": "start", "run": run, "env": dict(env), "mask": [int(it) for it in mask]})
             answer = folder.receive(connection)
@@ -74,9 +79,9 @@ def start_agent(
     return None, "; ".join(dict.fromkeys(reasons))
 
 
-def ask(do: str, where: Path | None = None) -> list[dict[str, Any]]:
+def ask(do: Literal["describe", "stop"], where: Path | None = None) -> list[WarmRecord]:
     """What each warm server of this user answers to "describe" or "stop"; those that do not answer are left out."""
-    answers = []
+    answers: list[WarmRecord] = []
     where = folder.folder() if where is None else where
     for key in folder.keys(where) if folder.is_private(where) else ():
         connection = folder.connect(where, key, _ANSWER_SECONDS)
@@ -84,5 +89,5 @@ def ask(do: str, where: Path | None = None) -> list[dict[str, Any]]:
             with connection, contextlib.suppress(OSError):
                 folder.send(connection, {"do": do})
                 if answer := folder.receive(connection):
-                    answers.append(answer)
+                    answers.append(cast("WarmRecord", answer))
     return answers

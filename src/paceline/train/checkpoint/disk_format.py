@@ -224,7 +224,7 @@ def _write(path: Path, fill: Callable[[_Summing], None]) -> FileRecord:
 
 def verify_file(path: Path, record: FileRecord) -> None:
     """Read a file and compare it with its record."""
-    if why := damage(path, asdict(record)):
+    if why := damage(path, record.size, record.crc32):
         raise DamagedCheckpoint(f"{path.name}: {why}")
 
 

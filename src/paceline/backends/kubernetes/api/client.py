@@ -24,12 +24,12 @@ from .errors import ApiError, Expired, Gone, Unreachable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from paceline.backends.kubernetes.api.object import Object
     from paceline.backends.kubernetes.options import Options
 
     from .credentials import Access
     from .schema import Schema
 
-    Object = dict[str, Any]
 
 PAGE = 500  # objects in an answer
 _AT_ONCE = 8  # requests
@@ -387,7 +387,7 @@ class Cluster:
         """The lines of a container's log, each behind its time."""
         import httpx2
 
-        params: dict[str, Any] = {"container": container, "timestamps": "true"}
+        params = {"container": container, "timestamps": "true"}
         if follow:
             params["follow"] = "true"
         if since is not None:

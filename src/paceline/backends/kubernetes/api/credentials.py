@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
     import httpx2
 
+    from paceline.backends.kubernetes.api.object import Object
     from paceline.backends.kubernetes.options import Options
     from paceline.backends.limits import Limits
+
 
 _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 _EXTENSION = "client.authentication.k8s.io/exec"  # of a cluster, for plugins
@@ -221,13 +223,13 @@ def _impersonation(user: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _merged(files: list[Path]) -> dict[str, Any]:
+def _merged(files: list[Path]) -> Object:
     """Several kubeconfigs as one: of two entries of a name the first one counts."""
     import yaml
 
     from paceline.job.yaml_files import load
 
-    found: dict[str, Any] = {"clusters": [], "contexts": [], "users": [], "current-context": None}
+    found: Object = {"clusters": [], "contexts": [], "users": [], "current-context": None}
     for file in files:
         try:
             content = load(file.read_text()) or {}
@@ -243,9 +245,9 @@ def _merged(files: list[Path]) -> dict[str, Any]:
     return found
 
 
-def _absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _absolute(entry: Object, folder: Path) -> Object:
     """An entry whose paths, which are relative to its file, are absolute."""
-    paths: dict[str, Any] = {key: str(folder.absolute() / entry[key]) for key in _FILES if entry.get(key)}
+    paths: Object = {key: str(folder.absolute() / entry[key]) for key in _FILES if entry.get(key)}
     plugin = entry.get("exec")
     if plugin and os.sep in plugin.get("command", ""):
         paths["exec"] = {**plugin, "command": str(folder.absolute() / plugin["command"])}
@@ -255,7 +257,7 @@ def _absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
 # -- credentials of plugins --------------------------------------------------------------------------------------------
 
 
-def _exec_of(cluster: Mapping[str, Any], plugin: Mapping[str, Any]) -> dict[str, Any]:
+def _exec_of(cluster: Mapping[str, Any], plugin: Mapping[str, Any]) -> Object:
     """How a plugin is run."""
     return {
         "apiVersion": plugin["apiVersion"], "command": plugin["command"], "args": list(plugin.get("args") or ()),
@@ -265,7 +267,7 @@ def _exec_of(cluster: Mapping[str, Any], plugin: Mapping[str, Any]) -> dict[str,
     }  # fmt: skip
 
 
-def _cluster_info(cluster: Mapping[str, Any]) -> dict[str, Any]:
+def _cluster_info(cluster: Mapping[str, Any]) -> Object:
     """What a plugin gets to know of the cluster."""
     keys = ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data", "proxy-url")
     found = {key: cluster[key] for key in keys if cluster.get(key)}
@@ -278,7 +280,7 @@ def _cluster_info(cluster: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _plugin(base: Any, plugin: dict[str, Any], verify: ssl.SSLContext) -> Any:
+def _plugin(base: Any, plugin: Object, verify: ssl.SSLContext) -> Any:
     """Credentials that a program prints, as client-go has them; they are asked for again when they are refused.
 
     Source: https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
@@ -315,7 +317,7 @@ def _plugin(base: Any, plugin: dict[str, Any], verify: ssl.SSLContext) -> Any:
     return Credentials()
 
 
-def _run_plugin(plugin: dict[str, Any]) -> dict[str, Any]:
+def _run_plugin(plugin: Object) -> Object:
     """The status that a credential plugin prints."""
     name = plugin["command"]
     if shutil.which(name) is None:
@@ -324,7 +326,7 @@ def _run_plugin(plugin: dict[str, Any]) -> dict[str, Any]:
     is_interactive = plugin["mode"] != "Never" and sys.stdin is not None and sys.stdin.isatty()
     if plugin["mode"] == "Always" and not is_interactive:
         raise UserError(f"{name}, which the kubeconfig names, asks for credentials in a terminal; run this in one")
-    asked: dict[str, Any] = {"interactive": is_interactive}
+    asked: Object = {"interactive": is_interactive}
     if plugin["cluster"] is not None:
         asked["cluster"] = plugin["cluster"]
     info = {"apiVersion": plugin["apiVersion"], "kind": "ExecCredential", "spec": asked}

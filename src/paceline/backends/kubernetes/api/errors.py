@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.job.errors import UserError
 
 from .schema import fields_of
+
+if TYPE_CHECKING:
+    from paceline.backends.kubernetes.api.object import Object
 
 
 class ApiError(UserError):
@@ -56,9 +59,7 @@ def with_run_as(message: str) -> str:
     return f"{message}; {RUN_AS}" if "PodSecurity" in message and "runAsNonRoot" in message else message
 
 
-def explained(
-    code: int, status: dict[str, Any], method: str, path: str, *, context: str, where: str, template: Any
-) -> str:
+def explained(code: int, status: Object, method: str, path: str, *, context: str, where: str, template: Any) -> str:
     """A refusal in one line."""
     message = " ".join(str(status.get("message") or f"HTTP {code}").split())
     if code == 401:
@@ -85,7 +86,7 @@ def explained(
     return message if status.get("message") else f"the API server answers {_VERBS.get(method, method)} with {message}"
 
 
-def _fields(status: dict[str, Any]) -> str:
+def _fields(status: Object) -> str:
     """The fields at fault, unless the message names them."""
     causes = (status.get("details") or {}).get("causes") or ()
     message = status.get("message") or ""

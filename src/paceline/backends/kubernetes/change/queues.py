@@ -14,7 +14,8 @@ from paceline.backends.kubernetes.manifests.names import KUEUE, QUEUE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.api.object import Object
 
 _JOB_UID = "kueue.x-k8s.io/job-uid"
 _EVICTION_SECONDS = 10.0

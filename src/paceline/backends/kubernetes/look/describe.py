@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests import kept
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from paceline.contract.records import Cause, CodeRecord, InstanceRecord, JobFacts, JobRecord, Part, Report
+    from paceline.node.host.pod_format import PodReport
     from paceline.node.journal.status import Status
 
     from .jobs import Found
@@ -40,7 +41,7 @@ def described(job: Found, target: str, reports: Mapping[int, Report] | None = No
     reports = reports or {}
     parts = _parts(job, reports)
     record = fold(_facts(job, target, reports.values()), parts, _scheduler(job, parts))
-    found = Job.from_record({**record, **_of_cluster(job, record)})  # type: ignore[typeddict-item]
+    found = Job.from_record(_with_cluster(job, record))
     return replace(
         found, external_id=f"{job.object['metadata']['namespace']}/{job.name}", kind=job.kind.title,
         logs=kept.shown(kept.of(job.annotations)), allocated=_allocated(job),
@@ -92,7 +93,7 @@ def _part(job: Found, pod: Pod, number: int, report: Report | None) -> Part:
         status["state"] = "SUCCEEDED" if pod.phase == "Succeeded" or pod.exit_code == 0 else "FAILED"
         status["exit_code"], status["finished"] = pod.exit_code, pod.finished
         keys = ("state", "exit_code", "attempt", "restarts", "finished", "failure", "slow")
-        status.update(cast("Status", {key: pod.report[key] for key in keys if pod.report.get(key) is not None}))
+        status.update(cast("Status", {key: it for key, it in pod.report.items() if key in keys and it is not None}))
     part = part_of(
         status, alive=not has_ended, host=where, progress=pod.report.get("progress"),
         checkpoint=pod.report.get("checkpoint"),
@@ -207,8 +208,8 @@ def _facts(job: Found, target: str, reports: Iterable[Report]) -> JobFacts:
     }  # fmt: skip
 
 
-def _of_cluster(job: Found, record: JobRecord) -> dict[str, Any]:
-    """What the cluster knows better than the parts, or when there are none."""
+def _with_cluster(job: Found, record: JobRecord) -> JobRecord:
+    """The record with what the cluster knows better than the parts, or when there are none."""
     state, over, checkpoint = record["state"], record["state"] in FINAL, record["checkpoint"]
     # Its first start, also of pods that others have replaced, and from before it was stopped and resumed.
     starts = [record["started"], moment(job.annotations.get(STARTED))]
@@ -226,7 +227,7 @@ def _of_cluster(job: Found, record: JobRecord) -> dict[str, Any]:
          "exit_code": None} for rank in range(record["ranks"]) if rank not in there
     ]  # fmt: skip
     return {
-        "started": started, "devices": (),
+        **record, "started": started, "devices": [],
         # Of a pod that has no others nobody but the Job knows how often it was killed, and another one made for it.
         "restarts": record["restarts"] + (max(0, replaced) if job.nodes == 1 else 0),
         "checkpoint": None if over and checkpoint and not outlasts(job, checkpoint["folder"]) else checkpoint,
@@ -259,7 +260,7 @@ def _labels(job: Found) -> dict[str, str]:
         return {}
 
 
-def _code(job: Found, known: Sequence[Mapping[str, Any]]) -> CodeRecord | None:
+def _code(job: Found, known: Sequence[CodeRecord | PodReport]) -> CodeRecord | None:
     """The record of the code; the commit is one of those that pods know, if the client did not know it."""
     try:
         found = json.loads(job.annotations.get(CODE, "null"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.backends.base import History
 from paceline.backends.kubernetes.api.errors import ApiError
@@ -17,7 +17,8 @@ from .pods import time_of
 
 if TYPE_CHECKING:
     from paceline.backends.kubernetes.api.client import Cluster
-    from paceline.contract.records import NodeHistory
+    from paceline.contract import messages
+    from paceline.contract.records import EventRecord
     from paceline.job.errors import UserError
 
     from .jobs import Found
@@ -27,19 +28,17 @@ _OF_LOGS = ("ranks", "logs")  # which files of an attempt are whose
 _ONCE = ("started", "finished", "restarting", "stopping", "waiting", "hang")  # each node reports them
 
 
-def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
+def events(cluster: Cluster, job: Found) -> list[EventRecord]:
     """The events of a job in the order of time.
 
     A pod's report goes with the pod.
     """
-    found: list[dict[str, Any]] = []
+    found: list[EventRecord] = []
     reported: set[tuple[str, Any, Any]] = set()
     silent: dict[str, UserError] = {}
     for entry in logs.events(cluster, job, silent):
-        event = {
-            "time": entry.time,
-            **{key: value for key, value in (entry.event or {}).items() if key not in _OF_LOGS},
-        }
+        details = {key: value for key, value in (entry.event or {}).items() if key not in _OF_LOGS}
+        event = cast("EventRecord", {"time": entry.time, **details})
         if event["event"] == HISTORY:
             continue
         key = event["event"], event.get("attempt"), event.get("why")
@@ -54,7 +53,7 @@ def events(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
     return found
 
 
-def _warnings(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
+def _warnings(cluster: Cluster, job: Found) -> list[EventRecord]:
     """The cluster's warnings about the job and its pods, also of lost ones; it keeps them for an hour."""
     try:
         items = [item for page in cluster.pages(cluster.path("v1", "events")) for item in page["items"]]
@@ -65,7 +64,7 @@ def _warnings(cluster: Cluster, job: Found) -> list[dict[str, Any]]:
     begins = "|".join(map(re.escape, hosts | set(map(_cut, hosts))))
     lost = re.compile(rf"({begins})(-[a-z0-9]{{5}})?")
     pods = {pod.name for pod in job.pods}
-    found = []
+    found: list[EventRecord] = []
     for item in items:
         if item.get("type") != "Warning" and item.get("reason") not in _TAKEN:
             continue
@@ -93,8 +92,9 @@ def history(cluster: Cluster, job: Found, since: float) -> History:
     """The history of a job."""
     if job.is_plain:
         return History([], ("the job is a plain one: nothing of paceline is in its pods, so nothing is recorded",))
+    answers: dict[int, messages.Histories]
     answers = asked(cluster, job.running, {"do": "history", "name": job.name, "since": since}, job.python)
-    nodes: list[NodeHistory] = [node for answer in answers.values() for node in answer["nodes"]]
+    nodes = [node for answer in answers.values() for node in answer["nodes"]]
     warnings: dict[str, UserError] = {}
     if len(answers) < len(job.pods):
         entries = logs.events(cluster, job, warnings)

@@ -29,12 +29,12 @@ _ASK = (
 )
 
 
-def asked(cluster: Cluster, pods: Sequence[Pod], request: Request, python: str) -> dict[int, dict[str, Any]]:
-    """Node rank → the answer of the program in its pod; those that do not answer are left out."""
+def asked(cluster: Cluster, pods: Sequence[Pod], request: Request, python: str) -> dict[int, Any]:
+    """Node rank → the answer of the program in its pod (see `messages`); those that do not answer are left out."""
     cluster.namespace  # noqa: B018  # before the threads ask, so that the connection is made once
     seconds = limits.load().look
 
-    def ask(pod: Pod) -> dict[str, Any] | None:
+    def ask(pod: Pod) -> Any:
         try:
             return answer_of(cluster, pod, request, python, seconds)
         except UserError:
@@ -44,12 +44,12 @@ def asked(cluster: Cluster, pods: Sequence[Pod], request: Request, python: str) 
     return {pod.index: answer for pod, answer in answers if answer is not None}
 
 
-def answer_of(cluster: Cluster, pod: Pod, request: Request, python: str, seconds: float) -> dict[str, Any]:
+def answer_of(cluster: Cluster, pod: Pod, request: Request, python: str, seconds: float) -> Any:
     """The answer of the program in a pod to one request."""
     command = [python, "-c", _ASK, PACKAGE, ROOT, json.dumps(request)]
     text = b"".join(chunks(cluster, pod, command, time.monotonic() + seconds))
     try:
-        answer: dict[str, Any] = json.loads(text.partition(b"\n")[0])
+        answer = json.loads(text.partition(b"\n")[0])
     except ValueError:
         raise UserError(f"the program in pod {pod.name} gives no answer; has the pod just begun?") from None
     if "error" in answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.backends.kubernetes.api.errors import ApiError, with_run_as
 from paceline.backends.kubernetes.api.times import moment
@@ -24,7 +24,8 @@ from .pods import Pod, seen, time_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.api.object import Object
     from paceline.backends.kubernetes.manifests.kinds.base import Ending, Kind
     from paceline.job.spec import JobSpec
 
@@ -55,7 +56,7 @@ class Found:
         return NodeJob.from_json({"detached": True, **self.stored})
 
     @property
-    def stored(self) -> dict[str, Any]:
+    def stored(self) -> Object:
         """The same as far as it differs from the defaults, as it is stored."""
         try:
             found = json.loads(self.annotations.get(SPEC, ""))

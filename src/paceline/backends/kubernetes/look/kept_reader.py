@@ -21,7 +21,8 @@ from .pods import seen
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.api.object import Object
     from paceline.backends.kubernetes.manifests.kept import Kept as Place
 
     from .jobs import Found

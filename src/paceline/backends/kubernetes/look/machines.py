@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.backends.kubernetes.api.errors import ApiError
 from paceline.backends.kubernetes.api.times import moment
@@ -13,7 +13,8 @@ from paceline.job.job import Node, Usage, Volume
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.api.object import Object
 
 _UNITS = {
     "m": 1e-3, "n": 1e-9, "u": 1e-6, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
@@ -160,7 +161,7 @@ def usage(cluster: Cluster, names: Sequence[str], warn: Callable[[str], None]) -
         name = str((item["metadata"].get("labels") or {}).get(INSTANCE))
         if name not in names:
             continue
-        use: dict[str, Any] = {"cpu": 0.0, "memory": 0.0}
+        use = {"cpu": 0.0, "memory": 0.0}
         for container in item.get("containers") or ():
             for key in use:
                 use[key] += amount((container.get("usage") or {}).get(key))

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from paceline.backends.kubernetes.api.errors import ApiError, Gone, Unreachable
 from paceline.backends.kubernetes.api.times import moment
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.node.host.pod_format import PodEvent
 
     from .pods import Pod
 
@@ -44,7 +45,7 @@ class Entry(NamedTuple):
     rank: int
     stream: str
     text: bytes
-    event: dict[str, Any] | None = None
+    event: PodEvent | None = None
     is_traceback: bool = False
 
 
@@ -105,12 +106,12 @@ def _exact(stamp: bytes) -> tuple[bytes, bytes]:
     return seconds, fraction.ljust(9, b"0")
 
 
-def _event(text: bytes) -> dict[str, Any] | None:
+def _event(text: bytes) -> PodEvent | None:
     try:
         found = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and "event" in found else None
+    return cast("PodEvent", found) if isinstance(found, dict) and "event" in found else None
 
 
 def _rfc(seconds: float) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from paceline.backends.kubernetes.api.times import moment
 from paceline.backends.kubernetes.manifests.names import CONTAINERS, FIRST_NODE, INSTANCE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from paceline.backends.kubernetes.api.object import Object
+    from paceline.node.host.pod_format import PodReport
 
 TAKEN_AWAY = (
     "it was told to end (SIGTERM): a pod of the job was deleted, evicted or preempted; submit it again, with "
@@ -36,7 +39,7 @@ class Pod:
     finished: float | None  # when it ended; None before
     restarts: int
     exit_code: int | None  # of its program; None before its end
-    report: Mapping[str, Any]  # the termination message of paceline's program; empty if there is none
+    report: PodReport  # the termination message of paceline's program; empty if there is none
     waiting: str | None  # what it waits for; None if it runs or nothing is known
     error: str | None  # why it failed, if its program could not say it
     is_leaving: bool
@@ -58,10 +61,9 @@ class Pod:
         return self.started is not None
 
 
-def seen(pod: Mapping[str, Any], events: Sequence[dict[str, Any]] = ()) -> Pod:
+def seen(pod: Object, events: Sequence[Object] = ()) -> Pod:
     """What is kept of a pod."""
-    found = dict(pod)
-    meta, spec, status = found["metadata"], found["spec"], found.get("status") or {}
+    meta, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     # What admits pods may put a container before ours.
     main = next((it for it in spec["containers"] if it["name"] in CONTAINERS), spec["containers"][0])
     entry = next((it for it in status.get("containerStatuses") or () if it["name"] == main["name"]), None)
@@ -71,7 +73,7 @@ def seen(pod: Mapping[str, Any], events: Sequence[dict[str, Any]] = ()) -> Pod:
     report = _report(ended.get("message"))
     marks = {**meta.get("labels", {}), **meta.get("annotations", {})}
     command = main.get("command") or [""]
-    error = report.get("refused") or report.get("error") or why_ended(found, entry, command[0])
+    error = report.get("refused") or report.get("error") or why_ended(pod, entry, command[0])
     if report.get("state") == "STOPPED" and status.get("reason") is None:
         error = TAKEN_AWAY
     phase = str(status.get("phase") or "Pending")
@@ -81,7 +83,7 @@ def seen(pod: Mapping[str, Any], events: Sequence[dict[str, Any]] = ()) -> Pod:
         created=moment(meta["creationTimestamp"]) or 0.0, started=moment(begun),
         finished=moment(ended.get("finishedAt")),
         restarts=int((entry or {}).get("restartCount") or 0), exit_code=ended.get("exitCode"), report=report,
-        waiting=why_waiting(found, events) if phase == "Pending" else is_gone(found) if phase == "Running" else None,
+        waiting=why_waiting(pod, events) if phase == "Pending" else is_gone(pod) if phase == "Running" else None,
         error=error if phase == "Failed" or ended.get("exitCode") else None,
         is_leaving=bool(meta.get("deletionTimestamp")), is_out_of_memory=ended.get("reason") == "OOMKilled",
     )  # fmt: skip
@@ -94,7 +96,7 @@ def _index(name: str, marks: Mapping[str, str]) -> int:
     return int(marks.get(FIRST_NODE) or 0) + int(number)
 
 
-def _report(message: str | None) -> dict[str, Any]:
+def _report(message: str | None) -> PodReport:
     """The report in a termination message; empty if something else is in it."""
     try:
         found = json.loads(message or "")
@@ -103,7 +105,8 @@ def _report(message: str | None) -> dict[str, Any]:
     if not isinstance(found, dict) or "exit_code" not in found:
         return {}
     failure = found.get("failure")  # a program of the user may write there, too
-    return found if failure is None or (isinstance(failure, dict) and {"cause", "message"} <= failure.keys()) else {}
+    is_ours = failure is None or (isinstance(failure, dict) and {"cause", "message"} <= failure.keys())
+    return cast("PodReport", found) if is_ours else {}
 
 
 # -- why a pod waits or has died, in plain words, with what to do ------------------------------------------------------
@@ -117,7 +120,7 @@ _TAINT = re.compile(r"untolerated taint \{([^}]*)\}")
 _CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
 
-def why_waiting(pod: dict[str, Any], events: Sequence[dict[str, Any]] = ()) -> str | None:
+def why_waiting(pod: Object, events: Sequence[Object] = ()) -> str | None:
     """What a pod that does not run yet waits for, in one line; None if there is nothing to say."""
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
@@ -152,7 +155,7 @@ def _unscheduled(message: str) -> str:
     return f"{'; '.join(advice) or 'no node takes it'} ({nodes})"
 
 
-def _waiting(waiting: dict[str, Any], entry: dict[str, Any], events: Sequence[dict[str, Any]]) -> str | None:
+def _waiting(waiting: Object, entry: Object, events: Sequence[Object]) -> str | None:
     reason, message = str(waiting.get("reason") or ""), " ".join(str(waiting.get("message") or "").split())
     if reason in _PULL:
         why = next((_line(event) for event in reversed(events) if "pull image" in event.get("message", "")), message)
@@ -171,18 +174,18 @@ def _waiting(waiting: dict[str, Any], entry: dict[str, Any], events: Sequence[di
 _MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
 
-def time_of(event: dict[str, Any]) -> float:
+def time_of(event: Object) -> float:
     """When an event happened last, in seconds since the epoch."""
     series = event.get("series") or {}
     times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))
     return moment(next(filter(None, times), event["metadata"].get("creationTimestamp"))) or 0.0
 
 
-def _line(event: dict[str, Any]) -> str:
+def _line(event: Object) -> str:
     return " ".join(str(event.get("message") or "").split())
 
 
-def why_ended(pod: dict[str, Any], container: dict[str, Any] | None, python: str) -> str | None:
+def why_ended(pod: Object, container: Object | None, python: str) -> str | None:
     """Why a pod has failed, in one line, for one whose program could not say it; None if it did not fail."""
     status = pod.get("status") or {}
     if status.get("reason") in _BY_NODE:
@@ -205,7 +208,7 @@ def why_ended(pod: dict[str, Any], container: dict[str, Any] | None, python: str
     return _died(ended, (container or {}).get("image"), python)
 
 
-def _died(ended: dict[str, Any], image: str | None, python: str) -> str:
+def _died(ended: Object, image: str | None, python: str) -> str:
     message = str(ended.get("message") or "")
     if ended.get("reason") == "OOMKilled":
         return "killed: out of memory; ask for more with --memory, or use less"
@@ -221,7 +224,7 @@ def _died(ended: dict[str, Any], image: str | None, python: str) -> str:
     return _ended(ended)
 
 
-def _ended(ended: dict[str, Any]) -> str:
+def _ended(ended: Object) -> str:
     last = next((line.strip() for line in reversed(str(ended.get("message") or "").splitlines()) if line.strip()), "")
     how = f"exit code {ended.get('exitCode')}"
     if ended.get("signal"):
@@ -229,7 +232,7 @@ def _ended(ended: dict[str, Any]) -> str:
     return f"{how}: {last}" if last else how
 
 
-def is_gone(pod: dict[str, Any]) -> str | None:
+def is_gone(pod: Object) -> str | None:
     """Why a pod that was running is not there any more, as far as its conditions say; None if they do not."""
     for condition in (pod.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":

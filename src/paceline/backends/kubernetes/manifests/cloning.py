@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.backends.kubernetes.api.errors import ApiError, Gone
 from paceline.contract import GIT_CREDENTIALS
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.api.object import Object
     from paceline.backends.kubernetes.options import Options
     from paceline.contract.records import CodeRecord
     from paceline.job.spec import JobSpec
 
-    Manifest = dict[str, Any]
 
 FOLDER = "git"  # in the pods' folder
 SECRET = "/paceline/git"
@@ -133,18 +133,18 @@ def _credentials(
 # -- manifests ---------------------------------------------------------------------------------------------------------
 
 
-def container(it: Clone, here: str, work: str, resources: Manifest, pull_policy: str | None) -> Manifest:
+def container(it: Clone, here: str, work: str, resources: Object, pull_policy: str | None) -> Object:
     """The init container."""
     source = it.source
     arguments = [source.url, source.ref or "", it.commit or "", source.origin or "", source.user or "git", work, SECRET]
-    mounts: list[Manifest] = [
+    mounts: list[Object] = [
         {"name": "job", "mountPath": here, "readOnly": True},
         {"name": "work", "mountPath": work},
         {"name": "git-tmp", "mountPath": "/tmp"},  # its root may be read-only
     ]
     if it.secret is not None:
         mounts.append({"name": "git", "mountPath": SECRET, "readOnly": True})
-    found: Manifest = {
+    found: Object = {
         "name": "git",
         "image": it.image,
         "command": ["sh", f"{here}/git.sh", *map(literal, arguments)],
@@ -158,15 +158,15 @@ def container(it: Clone, here: str, work: str, resources: Manifest, pull_policy:
     return found
 
 
-def volumes(it: Clone) -> list[Manifest]:
+def volumes(it: Clone) -> list[Object]:
     """What the init container has besides: a folder to write to, and the credentials, which any user there can read."""
-    found: list[Manifest] = [{"name": "git-tmp", "emptyDir": {}}]
+    found: list[Object] = [{"name": "git-tmp", "emptyDir": {}}]
     if it.secret is not None:
         found.append({"name": "git", "secret": {"secretName": it.secret, "defaultMode": 0o444}})
     return found
 
 
-def secrets(it: Clone, meta: Manifest) -> list[Manifest]:
+def secrets(it: Clone, meta: Object) -> list[Object]:
     """The Secret with the credentials of the client, if it has some."""
     if not it.credentials:
         return []

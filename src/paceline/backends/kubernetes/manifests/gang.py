@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .order import Manifest, Order
+    from paceline.backends.kubernetes.api.object import Object
+
+    from .order import Order
 
 # The API that has the scheduler's PodGroups, and the name by which pods ask for the scheduler.
 GROUPS = {"volcano": "scheduling.volcano.sh/v1beta1", "coscheduling": "scheduling.x-k8s.io/v1alpha1"}
@@ -13,7 +15,7 @@ _SCHEDULERS = {"volcano": "volcano", "coscheduling": "scheduler-plugins-schedule
 _TASK = "worker"  # what volcano calls the pods with the same template
 
 
-def mark(template: Manifest, order: Order) -> None:
+def mark(template: Object, order: Order) -> None:
     """Let the pods of a template be started together."""
     gang = order.options.gang
     if gang is None:
@@ -28,12 +30,12 @@ def mark(template: Manifest, order: Order) -> None:
             meta["labels"]["scheduling.x-k8s.io/pod-group"] = order.name
 
 
-def pod_groups(order: Order, meta: Manifest) -> list[Manifest]:
+def pod_groups(order: Order, meta: Object) -> list[Object]:
     """The PodGroup of a job, unless the operator of its kind makes it."""
     gang = order.options.gang
     if gang is None or order.kind.makes_groups:
         return []
-    spec: dict[str, Any] = {"minMember": order.nodes}
+    spec: Object = {"minMember": order.nodes}
     if gang == "volcano":
         spec["minTaskMember"] = {_TASK: order.nodes}
         if order.spec.queue:

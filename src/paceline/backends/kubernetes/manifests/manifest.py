@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    Manifest = dict[str, Any]
+    from paceline.backends.kubernetes.api.object import Object
+
 
 HIDDEN = "<secret>"  # in a dry run
 PLURALS = {"Service": "services", "ConfigMap": "configmaps", "Secret": "secrets", "PodGroup": "podgroups"}
@@ -32,7 +33,7 @@ def merged(base: Any, patch: Any, field: str = "") -> Any:
     return patch
 
 
-def _merged_lists(base: Sequence[Manifest], patch: Sequence[Manifest], key: str) -> list[Manifest]:
+def _merged_lists(base: Sequence[Object], patch: Sequence[Object], key: str) -> list[Object]:
     found = list(base)
     for item in patch:
         name = item.get(key)
@@ -57,7 +58,7 @@ def quantity(size: int) -> str:
     return str(size)
 
 
-def text(manifests: Sequence[Manifest]) -> str:
+def text(manifests: Sequence[Object]) -> str:
     """The manifests as YAML, without the values of secrets."""
     import yaml
 
@@ -65,7 +66,7 @@ def text(manifests: Sequence[Manifest]) -> str:
     return yaml.safe_dump_all(shown, sort_keys=False, width=120, allow_unicode=True).rstrip("\n")
 
 
-def _without_secrets(manifest: Manifest) -> Manifest:
+def _without_secrets(manifest: Object) -> Object:
     if manifest["kind"] != "Secret":
         return manifest
     rest = {key: value for key, value in manifest.items() if key != "data"}

@@ -31,10 +31,10 @@ from .order import ALL, Order, Role
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from paceline.backends.kubernetes.api.object import Object
     from paceline.backends.kubernetes.options import Options
     from paceline.job.spec import JobSpec
 
-    from .order import Manifest
 
 FOLDER = "/paceline"
 HERE, WORK = f"{FOLDER}/job", f"{FOLDER}/work"  # what the pod gets, and where it writes
@@ -55,7 +55,7 @@ POD = "PACELINE_POD"  # the variable with a pod's number in its role, unless a c
 # -- the whole job -----------------------------------------------------------------------------------------------------
 
 
-def metadata(order: Order) -> Manifest:
+def metadata(order: Order) -> Object:
     """The metadata of the object that owns all else."""
     found = meta(order)
     if order.is_queued:
@@ -74,7 +74,7 @@ def metadata(order: Order) -> Manifest:
     return found
 
 
-def dependents(order: Order) -> list[Manifest]:
+def dependents(order: Order) -> list[Object]:
     """What the object of a job owns, besides the Services of its kind; without the references to it."""
     found = [*config_maps(order), *pod_groups(order, meta(order))]
     if order.secrets:
@@ -84,7 +84,7 @@ def dependents(order: Order) -> list[Manifest]:
     return found
 
 
-def owned(manifest: Manifest, owner: Mapping[str, Any]) -> Manifest:
+def owned(manifest: Object, owner: Mapping[str, Any]) -> Object:
     """A manifest with a reference to the object that owns it."""
     meta = owner["metadata"]
     reference = {
@@ -94,7 +94,7 @@ def owned(manifest: Manifest, owner: Mapping[str, Any]) -> Manifest:
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [reference]}}
 
 
-def meta(order: Order, name: str | None = None) -> Manifest:
+def meta(order: Order, name: str | None = None) -> Object:
     """Name, namespace and labels of an object of a job."""
     return {"name": name or order.name, "namespace": order.namespace, "labels": _labels(order)}
 
@@ -104,7 +104,7 @@ def _labels(order: Order) -> dict[str, str]:
     return {**users_labels(order.spec.labels), **labels_of(order.name)}
 
 
-def _secret(order: Order) -> Manifest:
+def _secret(order: Order) -> Object:
     data = {name: base64.b64encode(_utf8(name, value)).decode() for name, value in order.secrets.items()}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta(order), "type": "Opaque", "data": data}
 
@@ -119,7 +119,7 @@ def _utf8(name: str, value: str) -> bytes:
 # -- what the pods get -------------------------------------------------------------------------------------------------
 
 
-def config_maps(order: Order) -> list[Manifest]:
+def config_maps(order: Order) -> list[Object]:
     """The ConfigMaps with the job's files, each below the limit."""
     if not order.archive:
         return []
@@ -129,7 +129,7 @@ def config_maps(order: Order) -> list[Manifest]:
     bins = split({"archive": order.archive, "code": order.code or b""}, sum(len(it.encode()) for it in texts.values()))
     found = []
     for number, files in enumerate(bins):
-        data: Manifest = {"binaryData": {name: base64.b64encode(it).decode() for name, it in files.items()}}
+        data: Object = {"binaryData": {name: base64.b64encode(it).decode() for name, it in files.items()}}
         if number == 0:
             data["data"] = texts
         named = meta(order, f"{order.name}-files-{number}")
@@ -190,10 +190,10 @@ def request(order: Order) -> nodejob.BatchOrder:
 # -- the pods ----------------------------------------------------------------------------------------------------------
 
 
-def template(order: Order, role: Role = ALL) -> Manifest:
+def template(order: Order, role: Role = ALL) -> Object:
     """The pod template of a role, with the user's own one merged into it."""
     options, spec = order.options, order.spec
-    pod: Manifest = {
+    pod: Object = {
         "subdomain": order.name,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": int(spec.grace) + _END_SECONDS,
@@ -207,7 +207,7 @@ def template(order: Order, role: Role = ALL) -> Manifest:
         fetches = cloning.container(order.clone, HERE, WORK, asked, options.pull_policy)
         pod["initContainers"] = [{**fetches, "securityContext": _of_container(order)}]
         pod["volumes"] += cloning.volumes(order.clone)
-    optional: Manifest = {
+    optional: Object = {
         "serviceAccountName": options.service_account,
         "imagePullSecrets": [{"name": name} for name in options.pull_secrets],
         "nodeSelector": dict(options.selector),
@@ -220,20 +220,20 @@ def template(order: Order, role: Role = ALL) -> Manifest:
     if options.host_network:
         pod.update(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet")
     # A sidecar would go on when the ranks have ended.
-    marks: Manifest = {"labels": {INJECT: options.annotations.get(INJECT, "false"), **_labels(order)}}
+    marks: Object = {"labels": {INJECT: options.annotations.get(INJECT, "false"), **_labels(order)}}
     if role.first:
         marks["labels"][FIRST_NODE] = str(role.first)
     if options.annotations:
         marks["annotations"] = dict(options.annotations)
     made = {"metadata": marks, "spec": pod}
     mark(made, order)
-    whole: Manifest = merged(made, options.pod_template)
+    whole: Object = merged(made, options.pod_template)
     return whole
 
 
-def _container(order: Order, role: Role) -> Manifest:
+def _container(order: Order, role: Role) -> Object:
     options, spec = order.options, order.spec
-    container: Manifest = {
+    container: Object = {
         "name": order.kind.container,
         "image": (options.worker_image if role.first else None) or order.image,
         "command": command(order),
@@ -255,9 +255,9 @@ def _container(order: Order, role: Role) -> Manifest:
     return container
 
 
-def _of_pod(options: Options) -> Manifest:
+def _of_pod(options: Options) -> Object:
     """The security context of a pod: its user, and which calls of the kernel it may use."""
-    found: Manifest = {} if options.plain else {"seccompProfile": {"type": "RuntimeDefault"}}
+    found: Object = {} if options.plain else {"seccompProfile": {"type": "RuntimeDefault"}}
     if options.run_as is not None:
         user, _, group = options.run_as.partition(":")
         numbers = {} if user == "image" else {"runAsUser": int(user)}
@@ -267,7 +267,7 @@ def _of_pod(options: Options) -> Manifest:
     return found
 
 
-def _of_container(order: Order) -> Manifest:
+def _of_container(order: Order) -> Object:
     """The security context of a container: what Kubernetes' "restricted" asks for.
 
     A command that runs itself may need more, such as the sshd of an MPIJob, and so gets what nodes give to all.
@@ -276,7 +276,7 @@ def _of_container(order: Order) -> Manifest:
     added = [name for name in options.capabilities if name != "DEFAULT"]
     if any(name.startswith("rdma/") for name in options.resources):  # memory is pinned for RDMA
         added = [*dict.fromkeys([*added, "IPC_LOCK"])]
-    capabilities: Manifest = {"add": added} if added else {}
+    capabilities: Object = {"add": added} if added else {}
     if options.plain or options.capabilities == ["DEFAULT"]:
         return {"capabilities": capabilities} if capabilities else {}
     return {"allowPrivilegeEscalation": False, "capabilities": {**capabilities, "drop": ["ALL"]}}
@@ -297,9 +297,9 @@ def command(order: Order) -> list[str]:
     return [literal(word) for word in words]
 
 
-def env(order: Order, role: Role = ALL) -> list[Manifest]:
+def env(order: Order, role: Role = ALL) -> list[Object]:
     """The variables of a role's container."""
-    found: list[Manifest] = []
+    found: list[Object] = []
     if order.options.plain:
         if not order.kind.sets_variables:
             found += _meeting(order)
@@ -316,7 +316,7 @@ def env(order: Order, role: Role = ALL) -> list[Manifest]:
     return found
 
 
-def _meeting(order: Order) -> list[Manifest]:
+def _meeting(order: Order) -> list[Object]:
     """What torch.distributed reads, if nobody else sets it."""
     nodes, spec = order.nodes, order.spec
     field_path = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -333,7 +333,7 @@ def ranks(spec: JobSpec) -> int:
     return spec.ranks if isinstance(spec.ranks, int) else 1
 
 
-def resources(spec: JobSpec, options: Options) -> Manifest:
+def resources(spec: JobSpec, options: Options) -> Object:
     """What each pod requests, which is also its limit."""
     found: dict[str, str] = {}
     if spec.cpus is not None:
@@ -348,14 +348,14 @@ def resources(spec: JobSpec, options: Options) -> Manifest:
     return {"limits": found, "requests": dict(found)} if found else {}
 
 
-def _volumes(order: Order) -> list[Manifest]:
-    shm: Manifest = {"medium": "Memory"}
+def _volumes(order: Order) -> list[Object]:
+    shm: Object = {"medium": "Memory"}
     if order.options.shm is not None:
         shm["sizeLimit"] = order.options.shm
     elif order.spec.memory is not None:  # what is there counts as memory of the pod
         shm["sizeLimit"] = quantity(order.spec.memory)
-    work: Manifest = {} if order.options.work_size is None else {"sizeLimit": order.options.work_size}
-    found: list[Manifest] = [{"name": "shm", "emptyDir": shm}]
+    work: Object = {} if order.options.work_size is None else {"sizeLimit": order.options.work_size}
+    found: list[Object] = [{"name": "shm", "emptyDir": shm}]
     if not order.options.plain:
         names = [manifest["metadata"]["name"] for manifest in config_maps(order)]
         sources = [{"configMap": {"name": name}} for name in names]
@@ -365,8 +365,8 @@ def _volumes(order: Order) -> list[Manifest]:
     return found
 
 
-def _mounts(order: Order) -> list[Manifest]:
-    found: list[Manifest] = [{"name": "shm", "mountPath": "/dev/shm"}]
+def _mounts(order: Order) -> list[Object]:
+    found: list[Object] = [{"name": "shm", "mountPath": "/dev/shm"}]
     if not order.options.plain:
         found += [{"name": "job", "mountPath": HERE, "readOnly": True}, {"name": "work", "mountPath": WORK}]
     claims = list(dict.fromkeys(mount.volume for mount in order.spec.data))
@@ -374,7 +374,7 @@ def _mounts(order: Order) -> list[Manifest]:
     return found
 
 
-def _placement(name: str, options: Options) -> Manifest:
+def _placement(name: str, options: Options) -> Object:
     """What the scheduler prefers for the pods of a job; it starts them elsewhere if that is not possible."""
     if options.placement is None:
         return {}

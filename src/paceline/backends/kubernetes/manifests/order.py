@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .cloning import Clone
 
-    Manifest = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Role:

@@ -15,12 +15,13 @@ before, pods that begin then end at once. See `stay` in `node/host/pod.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.host.pod_format import REPLACED
 from paceline.node.signals import EXIT_REPLACED
 
 if TYPE_CHECKING:
+    from paceline.backends.kubernetes.api.object import Object
     from paceline.job.spec import JobSpec
 
     from .order import Order
@@ -44,7 +45,7 @@ def peers(order: Order) -> list[str]:
     return [order.kind.address(order.name, index) for index in range(order.nodes)]
 
 
-def variables(order: Order) -> list[dict[str, Any]]:
+def variables(order: Order) -> list[Object]:
     """The variable with a pod's own address: its name may belong to two pods while one is replaced."""
     if not peers(order):
         return []
@@ -75,7 +76,7 @@ def patient(order: Order) -> JobSpec:
     return spec.changed({"join_timeout": _PATIENCE})
 
 
-def failure_rules(order: Order) -> dict[str, Any]:
+def failure_rules(order: Order) -> Object:
     """The fields of a Job that say what becomes of a failed pod."""
     if not is_replaced(order):
         return {"backoffLimit": 0}

@@ -9,7 +9,8 @@ from paceline.backends.kubernetes.manifests.names import KUEUE
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
-    from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.api.object import Object
     from paceline.backends.kubernetes.manifests.order import Order
     from paceline.job.spec import JobSpec
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.api.object import Object
     from paceline.backends.kubernetes.manifests.kinds.base import Kind
-    from paceline.backends.kubernetes.manifests.manifest import Manifest
     from paceline.backends.kubernetes.manifests.order import Order
 
 _MOST_NOTED = 260_000  # bytes: all annotations of an object have 256 KiB, and kubectl apply notes the object in one
@@ -34,7 +34,7 @@ def printed(cluster: Cluster, order: Order, warnings: Sequence[str]) -> str:
     return "\n".join([*(f"# {line}" for line in lines), shown])
 
 
-def comments(order: Order, kind: Kind, made: Sequence[Manifest], *, hides: bool) -> list[str]:
+def comments(order: Order, kind: Kind, made: Sequence[Object], *, hides: bool) -> list[str]:
     """What is to be known of the manifests."""
     found = []
     if any(_size(manifest) > _MOST_NOTED for manifest in made):
@@ -50,14 +50,14 @@ def comments(order: Order, kind: Kind, made: Sequence[Manifest], *, hides: bool)
     return found
 
 
-def _size(manifest: Manifest) -> int:
+def _size(manifest: Object) -> int:
     """How large the annotations are when kubectl has noted a manifest: Go writes <, > and & as six letters."""
     noted = json.dumps(manifest, separators=(",", ":"))
     given = manifest["metadata"].get("annotations") or {}
     return len(noted) + 5 * sum(map(noted.count, "<>&")) + sum(map(len, given.values()))
 
 
-def _resource(kind: Kind, manifest: Manifest) -> tuple[str, str]:
+def _resource(kind: Kind, manifest: Object) -> tuple[str, str]:
     """The group of a manifest, and what paths call its kind."""
     group = manifest["apiVersion"].rpartition("/")[0]
     return group, kind.plural if manifest["kind"] == kind.title else PLURALS[manifest["kind"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline.backends.follow import Nodes
 from paceline.backends.foreground import Event, Output, Update
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.contract.records import EventRecord
     from paceline.job.job import Job
 
     from .holding import Lease
@@ -108,9 +109,10 @@ class KubeRun:
         if entry.event is None:
             stream, rank = "both" if entry.stream == "out" else "err", max(entry.rank, 0)
             return Output(entry.attempt, rank, self._locals.get(rank, 0), stream, entry.text)
-        details = {key: it for key, it in entry.event.items() if key not in ("event", "ranks")}
-        if details.get("failure"):
-            details["failure"] = {**details["failure"], "log": ""}  # it goes with the pod
+        left_out = ("event", "ranks")
+        details = cast("EventRecord", {key: it for key, it in entry.event.items() if key not in left_out})
+        if failure := details.get("failure"):
+            details["failure"] = {**failure, "log": ""}  # it goes with the pod
         if entry.event["event"] == "started":
             self._locals.update((rank, local) for rank, local in entry.event.get("ranks") or ())
             details["logs"] = [{"rank": it, "local_rank": local} for it, local in entry.event.get("ranks") or ()]

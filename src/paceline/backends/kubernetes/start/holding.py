@@ -20,7 +20,8 @@ from paceline.backends.repeated import Repeated
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
-    from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.api.object import Object
     from paceline.backends.kubernetes.manifests.kinds.base import Kind
     from paceline.backends.kubernetes.manifests.order import Order
 

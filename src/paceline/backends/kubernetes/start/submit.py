@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.backends.base import ProgressReporter
-    from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.api.object import Object
     from paceline.backends.kubernetes.look.jobs import Found
     from paceline.backends.kubernetes.manifests.kinds.base import Kind
     from paceline.backends.kubernetes.options import Options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from paceline.backends.kubernetes.api.schema import fields_of
 from paceline.backends.kubernetes.api.times import moment
@@ -14,9 +14,10 @@ from paceline.job.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.backends.kubernetes.api.client import Cluster, Object
+    from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.api.object import Object
     from paceline.backends.kubernetes.api.schema import Schema
-    from paceline.backends.kubernetes.manifests.order import Manifest, Order
+    from paceline.backends.kubernetes.manifests.order import Order
 
 
 # What paceline sets unasked, and leaves out where a cluster's own kind does not have it.
@@ -80,13 +81,13 @@ class Kind(ABC):
 
     # -- how it is made ------------------------------------------------------------------------------------------------
 
-    def manifest(self, order: Order) -> Manifest:
+    def manifest(self, order: Order) -> Object:
         """The object that owns all of a job."""
         meta = objects.metadata(order)
         made = {"apiVersion": self.api_version, "kind": self.title, "metadata": meta, "spec": self.spec(order)}
         if self._schema is None:
             return made
-        pruned: Manifest = self._schema.without(made, UNASKED - fields_of(order.options.pod_template))
+        pruned: Object = self._schema.without(made, UNASKED - fields_of(order.options.pod_template))
         return pruned
 
     def check(self, order: Order) -> None:
@@ -102,7 +103,7 @@ class Kind(ABC):
         return UserError(f"{flag}: {article} {self.title} {why}")
 
     @abstractmethod
-    def spec(self, order: Order) -> Manifest:
+    def spec(self, order: Order) -> Object:
         """Its spec as it is to be when all else is there."""
 
     def host(self, name: str, number: int) -> str:
@@ -113,11 +114,11 @@ class Kind(ABC):
         """The host name at which other pods find the pod of a node; here by the Service that has the job's name."""
         return f"{self.host(name, number)}.{name}"
 
-    def services(self, order: Order) -> list[Manifest]:
+    def services(self, order: Order) -> list[Object]:
         """The Services that the pods need and nobody else makes."""
         return []
 
-    def dependents(self, order: Order) -> list[Manifest]:
+    def dependents(self, order: Order) -> list[Object]:
         """What the object owns, without the references to it."""
         return [*self.services(order), *objects.dependents(order)]
 
@@ -127,7 +128,7 @@ class Kind(ABC):
         """Whether it can be there without pods."""
         return True
 
-    def suspension(self, found: Object, value: bool) -> Manifest:
+    def suspension(self, found: Object, value: bool) -> Object:
         """The patch of the spec that suspends or resumes it."""
         return {"suspend": value}
 
@@ -152,7 +153,7 @@ class Kind(ABC):
         """How many pods it has."""
 
     @abstractmethod
-    def main_container(self, found: Object) -> Manifest:
+    def main_container(self, found: Object) -> Object:
         """The container of node 0, as far as its manifest has it."""
 
     def ttl(self, found: Object) -> int | None:
@@ -165,7 +166,7 @@ class Kind(ABC):
         return [(self.title, name)]
 
 
-def service(order: Order, name: str, selector: dict[str, str]) -> Manifest:
+def service(order: Order, name: str, selector: dict[str, str]) -> Object:
     """A Service that gives pods a name, also before they are ready."""
     ports = [{"name": "agents", "port": PORT}]
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector, "ports": ports}
@@ -178,9 +179,9 @@ def condition(found: Object, kind: str) -> Object | None:
     return next((it for it in conditions if it["type"] == kind and it["status"] == "True"), None)
 
 
-def run_policy(order: Order) -> dict[str, Any]:
+def run_policy(order: Order) -> Object:
     """Time limits as most kinds call them."""
-    found: dict[str, Any] = {}
+    found: Object = {}
     if order.spec.ttl is not None:
         found["ttlSecondsAfterFinished"] = int(order.spec.ttl)
     if order.options.plain and order.spec.time_limit is not None:  # else the agent sees to it, from the first start on

@@ -12,13 +12,13 @@ from .base import Kind, run_policy, service
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.backends.kubernetes.api.client import Object
-    from paceline.backends.kubernetes.manifests.order import Manifest, Order
+    from paceline.backends.kubernetes.api.object import Object
+    from paceline.backends.kubernetes.manifests.order import Order
 
 COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
 
 
-def indexed(order: Order) -> Manifest:
+def indexed(order: Order) -> Object:
     """The spec of a Job with a pod for each node."""
     found = {
         "completions": order.nodes, "parallelism": order.nodes, "completionMode": "Indexed",
@@ -43,17 +43,17 @@ class BatchJob(Kind):
     sets_variables = False
     replaces = True
 
-    def spec(self, order: Order) -> Manifest:
+    def spec(self, order: Order) -> Object:
         return {"suspend": order.is_queued, **run_policy(order), **indexed(order)}
 
-    def services(self, order: Order) -> list[Manifest]:
+    def services(self, order: Order) -> list[Object]:
         return [service(order, order.name, {"job-name": order.name})]
 
     def nodes(self, found: Object) -> int:
         return int(found["spec"].get("completions") or found["spec"].get("parallelism") or 1)
 
-    def main_container(self, found: Object) -> Manifest:
-        container: Manifest = found["spec"]["template"]["spec"]["containers"][0]
+    def main_container(self, found: Object) -> Object:
+        container: Object = found["spec"]["template"]["spec"]["containers"][0]
         return container
 
 
@@ -79,7 +79,7 @@ class JobSet(Kind):
     success = "Completed"
     margin = len(f"-{ROLE}-0-xxxxx")
 
-    def spec(self, order: Order) -> Manifest:
+    def spec(self, order: Order) -> Object:
         policy, job = run_policy(order), indexed(order)
         if "activeDeadlineSeconds" in policy:
             job["activeDeadlineSeconds"] = policy.pop("activeDeadlineSeconds")
@@ -94,12 +94,12 @@ class JobSet(Kind):
     def nodes(self, found: Object) -> int:
         return int(self._job(found)["completions"])
 
-    def main_container(self, found: Object) -> Manifest:
-        container: Manifest = self._job(found)["template"]["spec"]["containers"][0]
+    def main_container(self, found: Object) -> Object:
+        container: Object = self._job(found)["template"]["spec"]["containers"][0]
         return container
 
-    def _job(self, found: Object) -> Manifest:
-        job: Manifest = found["spec"]["replicatedJobs"][0]["template"]["spec"]
+    def _job(self, found: Object) -> Object:
+        job: Object = found["spec"]["replicatedJobs"][0]["template"]["spec"]
         return job
 
     def parts(self, name: str) -> Sequence[tuple[str, str]]:
@@ -160,7 +160,7 @@ class TrainJob(Kind):
             raise self.refusal("--grace", f"of this cluster has it from its runtime ({options.runtime}); leave it out")
         self.spec(order)
 
-    def spec(self, order: Order) -> Manifest:
+    def spec(self, order: Order) -> Object:
         template = objects.template(order)
         pod, (main, *others) = template["spec"], template["spec"]["containers"]
         if others:
@@ -175,7 +175,7 @@ class TrainJob(Kind):
         patch = {"metadata": template["metadata"], "spec": {**patched, "containers": [container]}}
         replicated = {"name": ROLE, "template": {"spec": {"template": patch}}}
         runtime = {"template": {"spec": {"replicatedJobs": [replicated]}}}
-        trainer: Manifest = {
+        trainer: Object = {
             "image": main["image"], "command": main["command"], "env": main["env"], "numNodes": order.nodes,
             "resourcesPerNode": main["resources"],
         }  # fmt: skip
@@ -192,8 +192,8 @@ class TrainJob(Kind):
     def nodes(self, found: Object) -> int:
         return int(found["spec"]["trainer"].get("numNodes") or 1)
 
-    def main_container(self, found: Object) -> Manifest:
-        trainer: Manifest = found["spec"]["trainer"]
+    def main_container(self, found: Object) -> Object:
+        trainer: Object = found["spec"]["trainer"]
         return trainer
 
     def parts(self, name: str) -> Sequence[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from paceline.backends.kubernetes.manifests import objects
 from paceline.backends.kubernetes.manifests.order import Role
@@ -10,8 +10,8 @@ from paceline.backends.kubernetes.manifests.order import Role
 from .base import Kind, run_policy
 
 if TYPE_CHECKING:
-    from paceline.backends.kubernetes.api.client import Object
-    from paceline.backends.kubernetes.manifests.order import Manifest, Order
+    from paceline.backends.kubernetes.api.object import Object
+    from paceline.backends.kubernetes.manifests.order import Order
 
 WORKER_NUMBER = "metadata.name"  # the field of a worker's pod that ends with its number; labels differ by operator
 
@@ -51,11 +51,11 @@ class Replicated(Kind):
         """Where the run policy is: kinds of older operators have it in the spec itself."""
         return ("spec", "runPolicy") if self.knows("spec", "runPolicy") else ("spec",)
 
-    def spec(self, order: Order) -> Manifest:
+    def spec(self, order: Order) -> Object:
         policy = self.policy(order)
         return {**({"runPolicy": policy} if len(self._policy) > 1 else policy), self.field: self.replicas(order)}
 
-    def replicas(self, order: Order) -> Manifest:
+    def replicas(self, order: Order) -> Object:
         """The roles; a pod that fails is not made again."""
         workers, found = order.nodes, {}
         if self.main_role is not None:
@@ -66,18 +66,18 @@ class Replicated(Kind):
             found["Worker"] = replica(workers, objects.template(order, role))
         return found
 
-    def policy(self, order: Order) -> Manifest:
+    def policy(self, order: Order) -> Object:
         """The run policy."""
         options = order.options
         # Agents end by themselves, and their logs are to stay; nobody ends the pods of a plain job.
         clean = options.clean_pods or ("running" if options.plain else "none")
-        found: dict[str, Any] = {
+        found: Object = {
             "cleanPodPolicy": clean.capitalize(), "backoffLimit": 0, **run_policy(order),
         }  # fmt: skip
         if self.knows(*self._policy, "suspend"):
             found["suspend"] = order.is_queued
         if options.gang is not None:
-            scheduling: dict[str, Any] = {"minAvailable": order.nodes}
+            scheduling: Object = {"minAvailable": order.nodes}
             if options.gang == "volcano" and order.spec.queue:
                 scheduling["queue"] = order.spec.queue
             if options.priority_class is not None:
@@ -91,7 +91,7 @@ class Replicated(Kind):
     def can_suspend(self, found: Object) -> bool:
         return "suspend" in _policy_of(found)
 
-    def suspension(self, found: Object, value: bool) -> Manifest:
+    def suspension(self, found: Object, value: bool) -> Object:
         if not self.can_suspend(found):
             raise self.refusal("stop", f"of {self.api_version} here cannot be suspended; delete it")
         return {"runPolicy": {"suspend": value}}
@@ -106,20 +106,20 @@ class Replicated(Kind):
     def nodes(self, found: Object) -> int:
         return sum(int(it.get("replicas", 1)) for it in found["spec"][self.field].values())
 
-    def main_container(self, found: Object) -> Manifest:
+    def main_container(self, found: Object) -> Object:
         replicas = found["spec"][self.field]
         main = replicas.get(self.main_role) or replicas["Worker"]
-        container: Manifest = main["template"]["spec"]["containers"][0]
+        container: Object = main["template"]["spec"]["containers"][0]
         return container
 
 
-def _policy_of(found: Object) -> Manifest:
+def _policy_of(found: Object) -> Object:
     """The run policy of an object."""
-    policy: Manifest = found["spec"].get("runPolicy") or found["spec"]
+    policy: Object = found["spec"].get("runPolicy") or found["spec"]
     return policy
 
 
-def replica(count: int, template: Manifest) -> Manifest:
+def replica(count: int, template: Object) -> Object:
     """A role."""
     return {"replicas": count, "restartPolicy": "Never", "template": template}
 
@@ -143,7 +143,7 @@ class PyTorchJob(Replicated):
         if least < most and not self.knows("spec", "elasticPolicy"):
             raise self.refusal("--nnodes MIN:MAX", f"of {self.api_version} here has no elasticPolicy; give one number")
 
-    def spec(self, order: Order) -> Manifest:
+    def spec(self, order: Order) -> Object:
         found = {self.ranks_field: str(order.spec.ranks), **super().spec(order)}
         least, most = order.spec.node_range
         if least < most:  # torchrun reads it from the pods' variables
@@ -153,7 +153,7 @@ class PyTorchJob(Replicated):
             found["runPolicy"]["backoffLimit"] = restarts
         return found
 
-    def replicas(self, order: Order) -> Manifest:
+    def replicas(self, order: Order) -> Object:
         """See `Replicated`; an elastic job has workers alone."""
         least, most = order.spec.node_range
         if least == most:

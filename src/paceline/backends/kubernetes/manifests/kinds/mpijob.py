@@ -21,8 +21,9 @@ from .kubeflow import WORKER_NUMBER, Replicated, replica
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.backends.kubernetes.api.client import Cluster, Object
-    from paceline.backends.kubernetes.manifests.order import Manifest, Order
+    from paceline.backends.kubernetes.api.client import Cluster
+    from paceline.backends.kubernetes.api.object import Object
+    from paceline.backends.kubernetes.manifests.order import Order
 
 _NEWEST, _FIRST = "v2beta1", "v1alpha1"
 _AS_WORKER = "runLauncherAsWorker"
@@ -68,7 +69,7 @@ class MPIJob(Replicated):
         if order.options.worker_image is not None:
             raise self.refusal("--worker-image", f"of {self.api_version} has one template for all pods; leave it out")
 
-    def spec(self, order: Order) -> Manifest:
+    def spec(self, order: Order) -> Object:
         if self.version == _FIRST:
             template = self._launcher(order, keeps_gpus=True)
             return {"replicas": order.nodes, **self.policy(order), "template": template}
@@ -79,7 +80,7 @@ class MPIJob(Replicated):
             spec["launcherCreationPolicy"] = "WaitForWorkersReady" if order.options.plain else "AtStartup"
         return spec
 
-    def replicas(self, order: Order) -> Manifest:
+    def replicas(self, order: Order) -> Object:
         if not order.options.plain:
             found = super().replicas(order)
             launcher = found["Launcher"]["template"]
@@ -91,7 +92,7 @@ class MPIJob(Replicated):
         del worker["spec"]["containers"][0]["command"]
         return {"Launcher": replica(1, self._launcher(order)), "Worker": replica(order.nodes, worker)}
 
-    def _launcher(self, order: Order, keeps_gpus: bool = False) -> Manifest:
+    def _launcher(self, order: Order, keeps_gpus: bool = False) -> Object:
         """The template of a launcher that runs the command, and gets no GPUs."""
         template = objects.template(order)
         _allow_operators_account(order, template)
@@ -99,7 +100,7 @@ class MPIJob(Replicated):
             amounts.pop(order.options.gpu_resource, None)
         return template
 
-    def services(self, order: Order) -> list[Manifest]:
+    def services(self, order: Order) -> list[Object]:
         """The name of node 0."""
         if order.options.plain or order.nodes == 1:
             return []
@@ -120,17 +121,17 @@ class MPIJob(Replicated):
     def nodes(self, found: Object) -> int:
         return int(found["spec"]["replicas"]) + 1 if self.version == _FIRST else super().nodes(found)
 
-    def main_container(self, found: Object) -> Manifest:
+    def main_container(self, found: Object) -> Object:
         if self.version != _FIRST:
             return super().main_container(found)
-        container: Manifest = found["spec"]["template"]["spec"]["containers"][0]
+        container: Object = found["spec"]["template"]["spec"]["containers"][0]
         return container
 
     def parts(self, name: str) -> Sequence[tuple[str, str]]:
         return [(self.title, name), ("Job", f"{name}-launcher")]
 
 
-def _allow_operators_account(order: Order, template: Manifest) -> None:
+def _allow_operators_account(order: Order, template: Object) -> None:
     """Give a launcher the token of the operator's own account, by which it reaches the workers."""
     if order.options.service_account is None:
         template["spec"].pop("automountServiceAccountToken", None)

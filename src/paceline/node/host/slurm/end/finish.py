@@ -25,9 +25,8 @@ from paceline.node.host.slurm.look.scheduler import CHAIN, REQUEUE, again
 from paceline.node.rundir.directory import SAVED
 
 if TYPE_CHECKING:
-    from paceline.contract.records import JobRecord, SlurmOutcome
+    from paceline.contract.records import Failure, JobRecord, SlurmOutcome
     from paceline.node.host.slurm.job_folder import Start
-    from paceline.node.journal.status import Failure
     from paceline.node.rundir.directory import RunDirectory
 
 _IDLE = 3  # jobs of a chain that may end in a row without having saved anything

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.host.protocol import end_with_stdin
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.contract import messages
-    from paceline.node.store.home import Answer, Home
+    from paceline.contract.records import EventRecord
+    from paceline.node.store.home import Home
 
 
 _LOOK = 1.0  # seconds between two looks; the kernel does not report what other machines write
@@ -49,11 +50,14 @@ def slurm_describe(home: Home, request: messages.Describe) -> messages.SlurmDesc
 def slurm_events(home: Home, request: messages.OfJob) -> messages.Events:
     """The events of a job on all its nodes, in the order of time."""
     folder = Jobs(home.root).of(request["name"])
-    found: list[dict[str, Any]] = []
+    found: list[EventRecord] = []
     for start, runs in job_record.runs_of(folder):
         for run in runs:
             host = ((run.read_status() or {}).get("agent") or {"host": None})["host"]
-            found += [{**it, **({"host": host} if len(runs) > 1 else {})} for it in records.events(run)]
+            for event in records.events(run):
+                if len(runs) > 1:
+                    event["host"] = host
+                found.append(event)
         outcome = folder.outcome(start) or {}
         if outcome.get("next"):
             found.append({"time": outcome["time"], "event": "requeued", "why": outcome["why"]})
@@ -88,7 +92,7 @@ def slurm_usage(home: Home, request: messages.OfJobs) -> messages.Usages:
     return {"usage": {name: use for name, use in found.items() if use is not None}}
 
 
-def slurm_wait(home: Home, request: messages.OfJobs) -> Iterator[Answer]:
+def slurm_wait(home: Home, request: messages.OfJobs) -> Iterator[messages.Ended]:
     """One line per job when it has ended, and a last line."""
     end_with_stdin()
     jobs = Jobs(home.root)

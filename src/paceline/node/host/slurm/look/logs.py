@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from paceline.contract.messages import Logs
+    from paceline.contract.messages import LogAnswer, Logs
     from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.logs.query import LogLines
     from paceline.node.rundir.directory import RunDirectory
-    from paceline.node.store.home import Answer, Home
+    from paceline.node.store.home import Home
 
 _LOOK = 1.0  # seconds between two looks for another start, or the end
 
 
-def slurm_logs(home: Home, request: Logs) -> Iterator[Answer]:
+def slurm_logs(home: Home, request: Logs) -> Iterator[LogAnswer]:
     """What ranks wrote: lines, each followed by the bytes."""
     end_with_stdin()
     folder = Jobs(home.root).of(request["name"])

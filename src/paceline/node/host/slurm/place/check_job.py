@@ -34,9 +34,19 @@ from . import batch_script
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline.contract.messages import SlurmCheck
+    from paceline.contract.facts import (
+        AccountingFacts,
+        ChosenPartition,
+        ControllerFacts,
+        MungeFacts,
+        PartitionFacts,
+        ShortJob,
+        ShortJobGpus,
+        SlurmFacts,
+    )
+    from paceline.contract.messages import Doing, SlurmCheck, SlurmChecked
     from paceline.node.host.slurm.job_folder import JobFolder
-    from paceline.node.store.home import Answer, Home
+    from paceline.node.store.home import Home
 
 _NEEDED = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
 _CONFIGS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
@@ -71,7 +81,7 @@ output=$(printf %s "$output" | tail -n 20 | tr '\\n"' ";'" | cut -c 1-1500)
 """
 
 
-def slurm_check(home: Home, request: SlurmCheck) -> Iterator[Answer]:
+def slurm_check(home: Home, request: SlurmCheck) -> Iterator[Doing | SlurmChecked]:
     """What is tried, one `doing` at a time; at last the `facts`.
 
     The request has the target's `slurm` options, and the `seconds` that the job may wait for its start. The end of
@@ -79,7 +89,7 @@ def slurm_check(home: Home, request: SlurmCheck) -> Iterator[Answer]:
     """
     is_client_gone = threading.Event()
     threading.Thread(target=_wait_for_client, args=(is_client_gone,), daemon=True).start()
-    facts: dict[str, Any] = {"root": str(home.root), "python": sys.executable}
+    facts: SlurmFacts = {"root": str(home.root), "python": sys.executable}
     try:
         yield from _look(facts, request)
         yield from _try(home, facts, request, is_client_gone)
@@ -97,7 +107,7 @@ def _wait_for_client(is_client_gone: threading.Event) -> None:
 # -- without a job -----------------------------------------------------------------------------------------------------
 
 
-def _look(facts: dict[str, Any], request: SlurmCheck) -> Iterator[Answer]:
+def _look(facts: SlurmFacts, request: SlurmCheck) -> Iterator[Doing]:
     """What Slurm says."""
     yield {"doing": "looking for Slurm's commands"}
     facts["commands"] = {name: has(name) for name in _NEEDED}
@@ -120,7 +130,7 @@ def _look(facts: dict[str, Any], request: SlurmCheck) -> Iterator[Answer]:
     facts["partition"] = _chosen(facts["partitions"], request["slurm"])
 
 
-def _munge() -> dict[str, Any]:
+def _munge() -> MungeFacts:
     """Whether munged listens here: without it each command of Slurm waits for most of a minute."""
     path, config = _MUNGE, {}
     for file in (os.environ.get("SLURM_CONF"), *_CONFIGS):
@@ -149,7 +159,7 @@ def _config(text: str) -> dict[str, str]:
     return {found[1]: found[2].strip() for found in re.finditer(r"^\s*(\w+)\s*=(.*)$", text, re.MULTILINE)}
 
 
-def _controller() -> dict[str, Any]:
+def _controller() -> ControllerFacts:
     try:
         output = call("scontrol", "ping")
     except Rejected:  # it says that it is down on its standard output
@@ -160,7 +170,7 @@ def _controller() -> dict[str, Any]:
     return {"up": "; ".join(up), "problem": None if up else output.strip().partition("\n")[0]}
 
 
-def _accounting(config: Mapping[str, str]) -> dict[str, Any]:
+def _accounting(config: Mapping[str, str]) -> AccountingFacts:
     """Whether ended jobs are kept, and can be asked for."""
     kind = config.get("AccountingStorageType", "")
     if kind in ("", "(null)", "accounting_storage/none"):
@@ -172,8 +182,8 @@ def _accounting(config: Mapping[str, str]) -> dict[str, Any]:
     return {"on": True, "problem": None}
 
 
-def _partitions() -> list[dict[str, Any]]:
-    found = []
+def _partitions() -> list[PartitionFacts]:
+    found: list[PartitionFacts] = []
     for line in call("sinfo", "--noheader", "--format=%P|%a|%l|%F").splitlines():
         name, state, limit, counts = (*line.split("|"), "", "", "")[:4]
         allocated, idle, _, total = (int(part) if part.isdecimal() else 0 for part in f"{counts}///".split("/")[:4])
@@ -186,26 +196,26 @@ def _partitions() -> list[dict[str, Any]]:
     return found
 
 
-def _chosen(partitions: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen(partitions: Sequence[PartitionFacts], options: Mapping[str, object]) -> ChosenPartition:
     """The partition of the target, or that which Slurm chooses."""
     given, known = str(options.get("partition") or ""), {it["name"]: it for it in partitions}
     names = [name for name in given.split(",") if name] or [it["name"] for it in partitions if it["is_default"]]
-    chosen = {"given": given, "names": names, "unknown": [name for name in names if name not in known], "up": 0}
-    chosen["up"] = max((known[name]["up"] for name in names if name in known), default=0)
-    return chosen
+    up = max((known[name]["up"] for name in names if name in known), default=0)
+    return {"given": given, "names": names, "unknown": [name for name in names if name not in known], "up": up}
 
 
 # -- with a job --------------------------------------------------------------------------------------------------------
 
 
-def _try(home: Home, facts: dict[str, Any], request: SlurmCheck, is_client_gone: threading.Event) -> Iterator[Answer]:
+def _try(home: Home, facts: SlurmFacts, request: SlurmCheck, is_client_gone: threading.Event) -> Iterator[Doing]:
     """Run the job, and remove all of it."""
     chosen = facts["partition"]
     if chosen["unknown"] or not chosen["names"]:
         raise Refused("there is no such partition" if chosen["unknown"] else "there is no partition to use")
     if not chosen["up"]:
         raise Refused("the partition has no node that is up")
-    facts["job"] = job = {"nodes": min(2, chosen["up"]), "partition": ",".join(chosen["names"])}
+    job: ShortJob = {"nodes": min(2, chosen["up"]), "partition": ",".join(chosen["names"])}
+    facts["job"] = job
     limits = [seconds_of(it["limit"]) for it in facts["partitions"] if it["name"] in chosen["names"]]
     job["limit"] = min([_LIMIT, *(limit for limit in limits if limit is not None)])
     job["gpus"] = _gpus(chosen["names"], job["nodes"])
@@ -224,7 +234,7 @@ def _try(home: Home, facts: dict[str, Any], request: SlurmCheck, is_client_gone:
         jobs.discard(folder)
 
 
-def _gpus(partitions: Sequence[str], nodes: int) -> dict[str, Any]:
+def _gpus(partitions: Sequence[str], nodes: int) -> ShortJobGpus:
     """How many GPUs a node has at most, and how many to ask for: none while no node has a free one."""
     there = [node for node in all_nodes() if set(partitions) & set(node["partitions"])]
     free = [it for it in there if it["gpus"] > it["gpus_allocated"] and it["state"] in ("idle", "mixed")]
@@ -234,14 +244,14 @@ def _gpus(partitions: Sequence[str], nodes: int) -> dict[str, Any]:
 class _Trial:
     """The job. `job` gets what is found out about it."""
 
-    def __init__(self, folder: JobFolder, name: str, job: dict[str, Any]) -> None:
+    def __init__(self, folder: JobFolder, name: str, job: ShortJob) -> None:
         self._folder, self._name, self._job = folder.path, name, job
-        job.update({FACTS: [], ROUTES: [], "comment": ""})
+        job.update({"facts": [], "routes": [], "comment": ""})
         self._is_submitted = False
         self._submitted = 0.0
         self._silences = 0  # of squeue, one after another
 
-    def submit(self, options: Mapping[str, Any]) -> None:
+    def submit(self, options: Mapping[str, object]) -> None:
         """Hand it to Slurm."""
         self._is_submitted, self._submitted = True, time.monotonic()
         env = batch_environment({}, secrets.token_hex(16))
@@ -252,7 +262,7 @@ class _Trial:
             raise Refused(f"Slurm refuses it: {error.output}") from None
         self._job["id"] = output.strip().partition(";")[0]
 
-    def _script(self, options: Mapping[str, Any]) -> str:
+    def _script(self, options: Mapping[str, object]) -> str:
         given = {
             "job-name": self._name, "comment": f"{_COMMENT}{self._name}", "nodes": str(self._job["nodes"]),
             "ntasks-per-node": "1", "time": batch_script.duration(self._job["limit"]), "mem": "512M",
@@ -267,7 +277,7 @@ class _Trial:
         )  # fmt: skip
         return "#!/bin/sh\n" + "".join(batch_script.lines({**given, **places})) + body
 
-    def wait(self, seconds: float, is_client_gone: threading.Event) -> Iterator[Answer]:
+    def wait(self, seconds: float, is_client_gone: threading.Event) -> Iterator[Doing]:
         """Until its nodes have written all, it has ended, or takes too long."""
         asked, pauses, is_started = time.monotonic(), list(_ASK), False
         while True:
@@ -297,15 +307,16 @@ class _Trial:
 
     def _read(self) -> int:
         """Read what nodes have written; returns how many have written all."""
-        found, nodes, there = {}, range(self._job["nodes"]), list_names(self._folder)
-        for kind in (FACTS, ROUTES):
-            files = [(rank, f"{kind}-{rank}.json") for rank in nodes]
-            pairs = ((rank, read_json(self._folder / file)) for rank, file in files if file in there)
-            found[kind] = [{**read, "rank": rank} for rank, read in pairs if read is not None]
-            self._job[kind] = found[kind]
-        if found[FACTS] and "took" not in self._job:
+        self._job["facts"], self._job["routes"] = self._written(FACTS), self._written(ROUTES)
+        if self._job["facts"] and "took" not in self._job:
             self._job["took"] = time.monotonic() - self._submitted
-        return len(found[ROUTES])
+        return len(self._job["routes"])
+
+    def _written(self, kind: str) -> list[Any]:
+        there = list_names(self._folder)
+        files = [(rank, f"{kind}-{rank}.json") for rank in range(self._job["nodes"])]
+        pairs = ((rank, read_json(self._folder / file)) for rank, file in files if file in there)
+        return [{**read, "rank": rank} for rank, read in pairs if read is not None]
 
     def _read_late(self) -> None:
         """What was written at the end may be seen late, on a network's disk."""

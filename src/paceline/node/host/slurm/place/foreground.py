@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from paceline.contract.messages import JobAnswer
     from paceline.contract.nodejob import RankStreams
     from paceline.contract.records import JobRecord
     from paceline.node.host.slurm.job_folder import JobFolder
     from paceline.node.logs.following import Update
     from paceline.node.rundir.directory import RunDirectory
-    from paceline.node.store.home import Answer, Home
+    from paceline.node.store.home import Home
 
 _LOOK = 0.5  # seconds between two looks; the kernel does not report what other machines write
 _LAST = 300.0  # seconds for which a job is stopped whose client is gone, while Slurm does not answer
@@ -41,7 +42,7 @@ _IDLE = ("PENDING", "RESTARTING", "SUSPENDED")  # without ranks, so that it is s
 
 def follow(
     home: Home, folder: JobFolder, rank_streams: RankStreams, close: Callable[[], object] = lambda: None
-) -> Iterator[Answer]:
+) -> Iterator[JobAnswer]:
     """The output and events of a job, and at last its record.
 
     Orders follow on stdin: `signal N` stops it, or reaches its ranks.
@@ -121,7 +122,7 @@ class _Following:
         self._followed: dict[Path, int] = {}  # run directory → what ends its reader; -1 once that was used
         self._waiting: str | None = None
 
-    def answers(self) -> Iterator[Answer]:
+    def answers(self) -> Iterator[JobAnswer]:
         """Until the job has ended: "enter" when a node has come, its updates with its name, "leave" after the last."""
         is_over = False
         while not is_over or self._readers.active:
@@ -139,7 +140,7 @@ class _Following:
                 else:
                     raise update.error
 
-    def _report_waiting(self, record: JobRecord | None) -> Iterator[Answer]:
+    def _report_waiting(self, record: JobRecord | None) -> Iterator[JobAnswer]:
         waiting = record["waiting"] if record and record["state"] in _IDLE else None
         if waiting in (None, ENDED_ON_NODES, NEW) or self._readers.active:
             return
@@ -147,7 +148,7 @@ class _Following:
             self._waiting = waiting
             yield {"waiting": waiting}
 
-    def _look(self, is_over: bool) -> Iterator[Answer]:
+    def _look(self, is_over: bool) -> Iterator[JobAnswer]:
         """Follow the nodes that have come, and no longer those that have ended."""
         for number, (start, runs) in enumerate(job_record.runs_of(self._folder)):
             has_ended = is_over or self._folder.outcome(start) is not None

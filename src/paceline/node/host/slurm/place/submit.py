@@ -36,16 +36,16 @@ from . import batch_script, container, sbatch, step
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.contract.messages import SlurmSubmit
+    from paceline.contract.messages import JobAnswer, Kept, SlurmSubmit
     from paceline.contract.nodejob import NodeJob
-    from paceline.contract.records import AllocationRecord, SlurmOptions
+    from paceline.contract.records import AllocationRecord, JobRecord, SlurmOptions
     from paceline.node.host.slurm.job_folder import JobFolder
-    from paceline.node.store.home import Answer, Home
+    from paceline.node.store.home import Home
 
 _LAST = 300.0  # seconds for which a job is cancelled whose client is gone, while Slurm does not answer
 
 
-def slurm_submit(home: Home, request: SlurmSubmit) -> Iterator[Answer]:
+def slurm_submit(home: Home, request: SlurmSubmit) -> Iterator[JobAnswer | Kept]:
     """Check a job, and submit it when the client says so.
 
     The first answer is the batch script, which Slurm would take, or the folder of a job that has the name. The
@@ -80,7 +80,7 @@ def slurm_submit(home: Home, request: SlurmSubmit) -> Iterator[Answer]:
         yield from _run_batch(home, folders, asked)
 
 
-def _run_batch(home: Home, folders: list[JobFolder], asked: SlurmOrder) -> Iterator[Answer]:
+def _run_batch(home: Home, folders: list[JobFolder], asked: SlurmOrder) -> Iterator[JobAnswer | Kept]:
     """Submit jobs whose folders are complete: one, or an array."""
     jobs, rank_streams = Jobs(home.root), asked.order.rank_streams
     try:
@@ -97,7 +97,7 @@ def _run_batch(home: Home, folders: list[JobFolder], asked: SlurmOrder) -> Itera
     try:
         for folder, task in zip(folders, asked.tasks or [None]):
             folder.add_id(number if task is None else f"{number}_{task}")
-        first, *others = [job_record.record(folder, NothingAsked(home.root)) for folder in folders]
+        first, *others = [_record(home, folder) for folder in folders]
         yield {"record": first, "id": number, "others": others}
         is_kept = rank_streams is not None or bool(next_order())
     finally:
@@ -180,7 +180,14 @@ def _settled_one(jobs: Jobs, new: _New, archive: Bytes, first: JobFolder | None)
         jobs.discard(building)
 
 
-def _run_step(home: Home, folder: JobFolder, order: Order, allocation: AllocationRecord) -> Iterator[Answer]:
+def _record(home: Home, folder: JobFolder) -> JobRecord:
+    """The record of a job that was just made."""
+    found = job_record.record(folder, NothingAsked(home.root))
+    assert found is not None
+    return found
+
+
+def _run_step(home: Home, folder: JobFolder, order: Order, allocation: AllocationRecord) -> Iterator[JobAnswer]:
     """Start a job in the allocation of its user, and follow it."""
     try:
         env = step.environment(order.secrets, order.token, allocation)
@@ -190,7 +197,7 @@ def _run_step(home: Home, folder: JobFolder, order: Order, allocation: Allocatio
         raise Refused(f"cannot start the job here: {error.strerror}; nothing of it is left") from None
     from .foreground import follow  # takes long to import
 
-    yield {"record": job_record.record(folder, NothingAsked(home.root)), "id": folder.ids[-1], "others": []}
+    yield {"record": _record(home, folder), "id": folder.ids[-1], "others": []}
     assert order.rank_streams is not None
     yield from follow(home, folder, order.rank_streams, minder.wait)
 
