@@ -26,9 +26,9 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/backends/ssh": 2100,
     "paceline/cli": 270,
     "paceline/cli/dialects": 2780,
-    "paceline/cli/flags": 1385,
+    "paceline/cli/flags": 1440,
     "paceline/cli/terminal": 665,
-    "paceline/cli/verbs": 3535,
+    "paceline/cli/verbs": 3505,
     "paceline/contract": 2720,
     "paceline/horovod": 4895,
     "paceline/job": 1795,
@@ -58,7 +58,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/train/metrics": 765,
     "paceline/train/parallel": 6455,
     "paceline/train/replicas": 450,
-    "paceline/web": 2070,
+    "paceline/web": 2105,
 }
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.typed import refusal, typed
 
+from paceline.cli.flags.job import Given
 from paceline.cli.flags.spec import spec_of
 from paceline.cli.main import cli
 from paceline.job.errors import UserError
@@ -84,7 +85,7 @@ def read(words: list[str]) -> tuple[dict[str, Any], str]:
         assert command is not None
         context = command.make_context("run", words, parent=root)
         try:
-            spec_of(dict(context.params), command)
+            spec_of(Given(context.params), command)
         except UserError as error:
             return context.params, str(error).partition("; write: ")[2].partition("; debugpy")[0]
         return context.params, ""

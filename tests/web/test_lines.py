@@ -44,8 +44,11 @@ def started(paceline: Paceline, **pipes: int) -> subprocess.Popen[str]:
     return subprocess.Popen(COMMAND, stdin=subprocess.PIPE, env=paceline.env, cwd=paceline.folder, text=True, **pipes)
 
 
+REQUEST = {"name": "it", "on": None, "query": {}, "grep": None, "skip": 0, "limit": None}
+
+
 def asked(paceline: Paceline, **request: Any) -> list[Any]:
-    line = json.dumps({"name": "it", "on": None, "query": {}, **request}) + "\n"
+    line = json.dumps({**REQUEST, **request}) + "\n"
     with started(paceline, stdout=subprocess.PIPE) as reader:
         assert reader.stdin and reader.stdout
         reader.stdin.write(line)
@@ -70,7 +73,7 @@ def test_it_ends_with_the_server_which_ctrl_c_is_for(paceline: Paceline) -> None
     paceline.succeeds("submit", "-n", "1", "--name", "it", script)
     with started(paceline, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
         assert reader.stdin and reader.stdout and reader.stderr
-        reader.stdin.write(json.dumps({"name": "it", "on": None, "query": {"follow": True}}) + "\n")
+        reader.stdin.write(json.dumps({**REQUEST, "query": {"follow": True}}) + "\n")
         reader.stdin.flush()
         assert "ready" in reader.stdout.readline()
         reader.send_signal(signal.SIGINT)

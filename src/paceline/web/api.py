@@ -41,7 +41,7 @@ from paceline.jobs import NoProgress, prepare_again
 
 from .gather import gathered, job_file
 from .lines import COMMAND
-from .machines import MOST, Machines, brief
+from .machines import MOST, Machines
 from .report import report
 from .safety import SESSION
 
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from paceline.backends.watch import Found, Lender, Watch
     from paceline.job.job import Node
 
+    from .lines import Asked
     from .safety import Sessions
 
 _MOST_ROWS = 500  # in one answer
@@ -73,6 +74,10 @@ _RANKS = re.compile(r"all|[0-9]{1,9}(,[0-9]{1,9})*")
 _SWITCHES = {"dry_run", "fresh", "now", "remove"}  # of what is sent
 _TEXTS = {"created", "file", "on"}
 _CHANGEABLE = ("args", "devices", "env", "max_restarts", "nodes", "ranks", "time_limit")  # of a job that runs again
+
+
+Answer = dict[str, object]  # the keys of the JSON
+Sent = dict[str, Any]  # the keys of the JSON that an operation was sent
 
 
 class Refused(Exception):
@@ -149,15 +154,15 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-def openapi() -> dict[str, Any]:
+def openapi() -> Answer:
     """The description of the API, in OpenAPI 3.1."""
-    paths: dict[str, Any] = {}
+    paths: dict[str, dict[str, object]] = {}
     for it in OPERATIONS:
         parts = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
                  for name in ("target", "name") if f"{{{name}}}" in it.path]  # fmt: skip
         parts += [{"name": name, "in": "query", "description": what, "schema": {"type": "string"}}
                   for name, what in it.query.items()]  # fmt: skip
-        shown: dict[str, Any] = {
+        shown: Answer = {
             "operationId": it.answers,
             "summary": it.summary,
             "parameters": parts,
@@ -257,7 +262,7 @@ def _has(found: list[Found]) -> list[str]:
     return [*kinds, *users, *(name for name, of in _HAS.items() if any(of(it.job) for it in found))]
 
 
-def _summary(found: list[Found], machines: Machines, now: float) -> dict[str, Any]:
+def _summary(found: list[Found], machines: Machines, now: float) -> Answer:
     """What stands above all jobs: how many run, on how many devices, what others wait for, and what failed lately."""
     jobs = [it.job for it in found]
     running = [job for job in jobs if job.state == "RUNNING"]
@@ -303,7 +308,7 @@ def _group_of(by: str) -> Callable[[Job], str | None]:
     raise Refused(400, f"group={by}: take name, command or label:NAME")
 
 
-def _groups(found: list[Found], by: str) -> list[dict[str, Any]]:
+def _groups(found: list[Found], by: str) -> list[Answer]:
     """Groups of jobs, the one with the newest job first."""
     of, members = _group_of(by), dict[str, list[Job]]()
     for job in (it.job for it in found):
@@ -326,7 +331,7 @@ def _text(job: Job) -> str:
     return f"{job.name} {job.backend} {job.kind} {labels} {job.user or ''} {job.command} {reason(job) or ''}".lower()
 
 
-def _row(job: Job, fields: frozenset[str]) -> dict[str, Any]:
+def _row(job: Job, fields: frozenset[str]) -> Answer:
     shown = job.to_dict()
     if not fields:
         return {**shown, "traceback": None}
@@ -409,13 +414,13 @@ class Api:
         answer.set_cookie(self._sessions.cookie, cookie, httponly=True, samesite="strict", secure=self._secure)
         return answer
 
-    async def about(self, request: Request) -> dict[str, Any]:
+    async def about(self, request: Request) -> Answer:
         with contextlib.suppress(KeyError, OSError):
             return {"version": __version__, "read_only": self._read_only, "user": getpass.getuser(),
                     "host": socket.gethostname(), "folder": os.getcwd()}  # fmt: skip
         return {"version": __version__, "read_only": self._read_only, "user": "", "host": "", "folder": ""}
 
-    async def openapi(self, request: Request) -> dict[str, Any]:
+    async def openapi(self, request: Request) -> Answer:
         return openapi()
 
     async def changes(self, request: Request) -> Response:
@@ -449,19 +454,19 @@ class Api:
 
     # -- jobs
 
-    async def jobs(self, request: Request) -> dict[str, Any]:
+    async def jobs(self, request: Request) -> Answer:
         query = dict(request.query_params)
         offset, limit = _number(query, "offset", 0), min(_number(query, "limit", 100), _MOST_ROWS)
         fields = frozenset(filter(None, query.get("fields", "").split(",")))
 
         busy: dict[str, Lender] = {}
 
-        def answer() -> dict[str, Any]:
+        def answer() -> Answer:
             version = self._watch.version  # before the jobs: an answer never claims news that it does not hold
             everything = self._watch.jobs()
             busy.update((it.job.backend, it.lender) for it in everything if it.job.state == "RUNNING")
             found, counts = _chosen(everything, query)
-            rows: dict[str, Any] = {"jobs": [_row(it.job, fields) for it in found[offset : offset + limit]]}
+            rows: Answer = {"jobs": [_row(it.job, fields) for it in found[offset : offset + limit]]}
             if by := query.get("group"):
                 groups = _groups(found, by)
                 rows = {"jobs": [], "groups": groups[offset : offset + limit], "groups_total": len(groups)}
@@ -495,7 +500,7 @@ class Api:
             await self._on(target, lambda: self._seen(target, lender, "1", has_curves=False))
             self._watch.announce()
 
-    async def losses(self, request: Request) -> dict[str, Any]:
+    async def losses(self, request: Request) -> Answer:
         target = request.query_params.get("target", registry.HERE)
         found: dict[str, Found] = {}
         for name in request.query_params.get("names", "").split(",")[:_MOST_SKETCHES]:
@@ -518,7 +523,7 @@ class Api:
                 del self._sketches[key]
         return {"losses": {name: it for name in found if (it := self._sketches[target, name][2])}}
 
-    async def job(self, request: Request) -> dict[str, Any]:
+    async def job(self, request: Request) -> Answer:
         found = await self._find(request)
         job = await self._now(found)
         can = await self._with(found, lambda there: self._can(job, there))
@@ -551,7 +556,7 @@ class Api:
         kept = {"Content-Disposition": "attachment; filename=report.html"}  # the page names it as the job
         return Response(text, media_type="text/html", headers=kept)
 
-    async def events(self, request: Request) -> dict[str, Any]:
+    async def events(self, request: Request) -> Answer:
         found = await self._find(request)
         happened = await self._with(found, lambda there: story(found.job, there.events(found.job.name)))
         return {"events": [{**it, "time": show_time(it["time"])} for it in happened]}
@@ -561,7 +566,7 @@ class Api:
         spec = await self._with(found, lambda there: there.spec(found.job.name))
         return Response(job_file(spec, for_others=False), media_type="text/plain")
 
-    async def contents(self, request: Request) -> dict[str, Any]:
+    async def contents(self, request: Request) -> Answer:
         found = await self._find(request)
         name = found.job.name
         contents = (await self._with(found, lambda there: there.contents([name]))).get(name)
@@ -579,7 +584,7 @@ class Api:
             since = float(query["since"]) if "since" in query else None
         except ValueError:
             raise Refused(400, f"since={query['since'][:40]}: give seconds since the epoch") from None
-        request_of_lines = {
+        request_of_lines: Asked = {
             "name": found.job.name,
             "on": found.there.name if found.there.name in {it["name"] for it in self._watch.targets()} else None,
             "query": {
@@ -595,7 +600,7 @@ class Api:
         }
         return StreamingResponse(self._lines(request_of_lines), media_type="application/x-ndjson")
 
-    async def _lines(self, request: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def _lines(self, request: Asked) -> AsyncIterator[bytes]:
         """What a process of its own reads; it ends when the page asks no more."""
         self._readers += 1
         pipe = asyncio.subprocess.PIPE
@@ -619,29 +624,27 @@ class Api:
 
     # -- actions
 
-    async def stop(self, request: Request) -> dict[str, Any]:
+    async def stop(self, request: Request) -> Answer:
         found, sent = await self._find(request), await _sent(request, "stop")
         name = found.job.name
         unreached = await self._with(found, lambda there: there.stop([name], sent.get("now", False)))
         self._watch.look_now()
         return {"unreached": unreached.get(name)}
 
-    async def suspend(self, request: Request) -> dict[str, Any]:
+    async def suspend(self, request: Request) -> Answer:
         return await self._suspend(request, "suspend", lambda there, name: there.suspend([name]))
 
-    async def resume(self, request: Request) -> dict[str, Any]:
+    async def resume(self, request: Request) -> Answer:
         return await self._suspend(request, "resume", lambda there, name: there.resume([name]))
 
-    async def _suspend(
-        self, request: Request, verb: str, do: Callable[[Suspends, str], Mapping[str, str]]
-    ) -> dict[str, Any]:
+    async def _suspend(self, request: Request, verb: str, do: Callable[[Suspends, str], Mapping[str, str]]) -> Answer:
         found, _ = await self._find(request), await _sent(request, verb)
         name = found.job.name
         unreached = await self._with(found, lambda there: do(able(there, Suspends), name))
         self._watch.look_now()
         return {"unreached": unreached.get(name)}
 
-    async def delete(self, request: Request) -> dict[str, Any]:
+    async def delete(self, request: Request) -> Answer:
         found, sent = await self._find(request), await _sent(request, "delete")
         job = await self._now(found)
         if show_time(job.created) != sent.get("created"):
@@ -650,7 +653,7 @@ class Api:
         self._watch.look_now()
         return {"remainders": remainders}
 
-    async def scale(self, request: Request) -> dict[str, Any]:
+    async def scale(self, request: Request) -> Answer:
         found, sent = await self._find(request), await _sent(request, "scale")
         nodes: Any = sent.get("nodes") or 0
         hosts: Any = sent.get("hosts") or []
@@ -670,7 +673,7 @@ class Api:
         self._watch.look_now()
         return {"removed" if fewer else "added": changed}
 
-    async def resubmit(self, request: Request) -> dict[str, Any]:
+    async def resubmit(self, request: Request) -> Answer:
         found, sent = await self._find(request), await _sent(request, "resubmit")
         changes = {name: _read(name, sent[name]) for name in _CHANGEABLE if sent.get(name) is not None}
         fresh, on = sent.get("fresh", False), sent.get("on") or None
@@ -687,7 +690,7 @@ class Api:
         there, ready = await self._on(found.job.backend, prepared)
         return await self._start(there, ready, command, dry_run=sent.get("dry_run", False))
 
-    async def submit(self, request: Request) -> dict[str, Any]:
+    async def submit(self, request: Request) -> Answer:
         from paceline.job.reading import read
 
         sent = await _sent(request, "submit")
@@ -702,7 +705,7 @@ class Api:
         command = f"paceline submit{there.where} job.yaml"
         return await self._start(there, ready, command, dry_run=sent.get("dry_run", False))
 
-    async def _start(self, there: Backend, ready: Prepared, command: str, *, dry_run: bool) -> dict[str, Any]:
+    async def _start(self, there: Backend, ready: Prepared, command: str, *, dry_run: bool) -> Answer:
         """Start a prepared job, or say what would be started."""
         spec = ready.spec
         notes = [*ready.notes, *notes_on_secrets(spec.env, spec.setup, spec.has_unused_credentials)]
@@ -712,7 +715,7 @@ class Api:
         self._watch.add(job, there)
         return {"name": job.name, "target": job.backend, "notes": notes, "command": command}
 
-    async def tensorboard(self, request: Request) -> dict[str, Any]:
+    async def tensorboard(self, request: Request) -> Answer:
         found = await self._find(request)
         key = found.job.backend, found.job.name
         notes: list[str] = []
@@ -745,7 +748,7 @@ class Api:
 
     # -- machines
 
-    async def machines(self, request: Request) -> dict[str, Any]:
+    async def machines(self, request: Request) -> Answer:
         target = request.query_params.get("target", registry.HERE)
         try:
             lender = self._watch.lender(target)
@@ -755,7 +758,7 @@ class Api:
         shown = query.get("shown", "")
         return await self._on(target, lambda: self._seen(target, lender, shown, query.get("curves") == "1"))  # type: ignore[no-any-return]
 
-    def _seen(self, target: str, lender: Lender, shown: str, has_curves: bool) -> dict[str, Any]:
+    def _seen(self, target: str, lender: Lender, shown: str, has_curves: bool) -> Answer:
         """The machines of a target; those that are remembered if it does not answer."""
         warnings: list[str] = []
         named: list[Node] = []
@@ -763,15 +766,17 @@ class Api:
         try:
             with lender.lent() as there:
                 named = there.silent_nodes() if isinstance(there, Listed) else []
-                nodes = able(there, Metered).nodes(warnings.append)
-                rows = self._machines.take(target, there, nodes, jobs, time.time(), fills=has_curves)
+                there_are = able(there, Metered).nodes(warnings.append)
+                rows = self._machines.take(target, there, there_are, jobs, time.time(), fills=has_curves)
         except UserError as error:
             rows = self._machines.lost(target, named)
             if not rows:
                 raise
             warnings.append(str(error))
-        names = shown.split(",") if shown not in ("", "1") else [row["name"] for row in rows]
-        found: dict[str, Any] = {"nodes": brief(rows, set(names[:MOST])) if shown else rows, "warnings": warnings}
+        names = shown.split(",") if shown not in ("", "1") else [row.node.name for row in rows]
+        few = set(names[:MOST])
+        nodes = [row.to_dict(brief=bool(shown) and row.node.name not in few) for row in rows]
+        found: Answer = {"nodes": nodes, "warnings": warnings}
         if has_curves:
             found["curves"] = self._machines.curves(target, names[:MOST], time.time())
         return found
@@ -814,7 +819,7 @@ def _json(data: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(data), status, media_type="application/json")
 
 
-async def _sent(request: Request, operation: str) -> dict[str, Any]:
+async def _sent(request: Request, operation: str) -> Sent:
     """The JSON object that a request for an operation has sent; null is what was not given."""
     try:
         sent = msgspec.json.decode(await request.body() or b"{}")

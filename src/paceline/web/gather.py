@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline.backends.base import History, LogQuery, Recorded, able
 from paceline.backends.story import story
@@ -43,7 +43,7 @@ def gathered(job: Job, there: Backend, lines: int) -> JobView:
             return otherwise
 
     nothing: list[EventRecord] = []
-    no_spec: dict[str, Any] = {}
+    no_spec: dict[str, object] = {}
     happened = known("events", lambda: there.events(job.name), nothing)
     history = known("history", lambda: able(there, Recorded).history(job.name), History([]))
     spec = known("job file", lambda: shown_spec(there.spec(job.name)), no_spec)
@@ -71,36 +71,36 @@ def job_file(spec: JobSpec, *, for_others: bool = True) -> str:
     return as_file(shown) if for_others else _yaml(shown)
 
 
-def shown_spec(spec: JobSpec, *, for_others: bool = True) -> dict[str, Any]:
+def shown_spec(spec: JobSpec, *, for_others: bool = True) -> dict[str, object]:
     """What a job file says of a job; for others without what looks like a secret."""
     left_out = ("name", "resume_from", "detached", "rendezvous")
-    shown: dict[str, Any] = {key: it for key, it in spec.dumped(only_changed=True).items() if key not in left_out}
+    shown: dict[str, object] = {key: it for key, it in spec.dumped(only_changed=True).items() if key not in left_out}
     if for_others and "env" in shown:
-        shown["env"] = {name: "…" if looks_secret(name, it) else it for name, it in shown["env"].items()}
+        shown["env"] = {name: "…" if looks_secret(name, it) else it for name, it in spec.env.items()}
     return shown
 
 
-def as_file(shown: dict[str, Any]) -> str:
+def as_file(shown: Mapping[str, object]) -> str:
     """The job file."""
     return without_passwords(_yaml(shown))
 
 
-def _yaml(shown: dict[str, Any]) -> str:
+def _yaml(shown: Mapping[str, object]) -> str:
     import yaml
 
     return str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
 
 
-def flattened(shown: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flattened(shown: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """The settings of a job file as names and values: `env.NAME`, `args.--lr`, and lists as a shell would read them."""
     found: dict[str, str] = {}
     for key, value in shown.items():
-        inner = _arguments([str(word) for word in value]) if key == "args" and not prefix else value
+        words = list(map(str, value)) if isinstance(value, (list, tuple)) else None
+        inner = _arguments(words) if words is not None and key == "args" and not prefix else value
         if isinstance(inner, dict):
             found.update(flattened(inner, f"{prefix}{key}."))
         else:
-            text = shlex.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-            found[f"{prefix}{key}"] = without_passwords(text)
+            found[f"{prefix}{key}"] = without_passwords(str(value) if words is None else shlex.join(words))
     return found
 
 

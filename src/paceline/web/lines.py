@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from paceline.job.errors import UserError
 
@@ -29,18 +29,39 @@ _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _SEARCH_SECONDS = 5.0  # of CPU time, in which a piece of a log is searched
 
 
+class Query(TypedDict):
+    """Which lines; see `paceline.jobs.LogQuery`."""
+
+    ranks: tuple[int, ...] | None
+    since: float | None
+    tail: int | None
+    attempt: int | None
+    follow: bool
+
+
+class Asked(TypedDict):
+    """What the server sends: whose lines, which of them, and how many of these to leave out and to take."""
+
+    name: str
+    on: str | None
+    query: Query
+    grep: str | None
+    skip: int
+    limit: int | None
+
+
 def main() -> None:
     """Answer the request on stdin."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, and that ends this
-    request = json.loads(sys.stdin.readline())
+    request: Asked = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_server, daemon=True).start()
     end = None
     out = sys.stdout.buffer
     try:
-        spans = _compiled(request["grep"]) if request.get("grep") else None
+        spans = _compiled(request["grep"]) if request["grep"] else None
         lines = _asked(request) if spans is None else _matching(_asked(request), spans)
-        for it in _cut(lines, request.get("skip", 0), request.get("limit")):
-            shown: list[Any] = [it.time, it.attempt, it.rank, it.stream, it.text.decode(errors="replace")]
+        for it in _cut(lines, request["skip"], request["limit"]):
+            shown: list[object] = [it.time, it.attempt, it.rank, it.stream, it.text.decode(errors="replace")]
             if spans is not None:
                 shown.append(list(map(spans, _LINE.findall(it.text))))
             out.write(json.dumps(shown, ensure_ascii=False).encode() + b"\n")
@@ -62,7 +83,7 @@ def _end_with_server() -> None:
     os._exit(0)
 
 
-def _asked(request: dict[str, Any]) -> Iterator[LogLines]:
+def _asked(request: Asked) -> Iterator[LogLines]:
     from paceline import jobs
 
     return jobs.logs(request["name"], jobs.LogQuery(**request["query"]), request["on"])

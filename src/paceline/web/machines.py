@@ -11,8 +11,8 @@ import math
 import time
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, TypedDict
 
 from paceline.backends.base import Recorded
 from paceline.backends.remote.here import is_here
@@ -22,7 +22,7 @@ from paceline.job.job import SILENT, Node
 from paceline.job.quantities import show_time
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from paceline.backends.base import Backend
     from paceline.contract.records import NodeHistory
@@ -37,9 +37,55 @@ _SURE = 150.0  # seconds after which a target's curves have a gap, which histori
 
 _FIELDS = tuple(it.name for it in fields(Node))
 _AT_WORK = ("STARTING", "RUNNING", "RESTARTING")
-_LONG: dict[str, Any] = {"gpus": (), "devices": (), "allocated": {}}  # what rows lack that are not shown
 
 Curve = list["float | None"]  # shares of what there is; None where nothing is known
+
+
+class Holder(TypedDict):
+    """A job that has devices of a machine, or runs there."""
+
+    name: str
+    target: str | None
+    user: str | None
+    since: str | None
+    until: str | None  # at the latest
+    devices: list[str]
+    count: int
+    ranks: int
+
+
+class Silence(TypedDict):
+    """That a machine does not answer: since when, and since when it was asked."""
+
+    since: str | None
+    asked: str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A machine as the page shows it.
+
+    Attributes:
+        node: what its target has answered.
+        key: what a machine has in common in all targets.
+        here: whether it is this one.
+        holders: the jobs that have it.
+        silent: None if it answers.
+    """
+
+    node: Node
+    key: str
+    here: bool
+    holders: list[Holder]
+    silent: Silence | None = None
+
+    def to_dict(self, *, brief: bool = False) -> dict[str, object]:
+        """What the page gets; without the details of machines that are not shown if it is `brief`."""
+        node = replace(self.node, gpus=(), devices=(), allocated={}) if brief else self.node
+        return {**{name: getattr(node, name) for name in _FIELDS}, **{name: getattr(self, name) for name in _OF_ROW}}
+
+
+_OF_ROW = tuple(it.name for it in fields(Row))[1:]
 
 
 class Use:
@@ -90,7 +136,7 @@ class Use:
 class _Seen:
     """A machine as its target has shown it last."""
 
-    row: dict[str, Any]
+    row: Row
     when: float | None  # it answered; None if it never has
     use: Use = field(default_factory=Use)
 
@@ -120,7 +166,7 @@ class Machines:
 
     def take(
         self, target: str, there: Backend, nodes: Sequence[Node], jobs: Sequence[Job], now: float, *, fills: bool
-    ) -> list[dict[str, Any]]:
+    ) -> list[Row]:
         """The rows of what a target has answered. `fills`: also read what jobs have recorded of the last hour."""
         known = self._targets.setdefault(target, _Target())
         has_gap, before = now - known.noted > _SURE, known.seen
@@ -143,7 +189,7 @@ class Machines:
         known.seen = seen
         return [it.row for it in seen.values()]
 
-    def lost(self, target: str, named: Sequence[Node]) -> list[dict[str, Any]]:
+    def lost(self, target: str, named: Sequence[Node]) -> list[Row]:
         """The rows of a target that does not answer: what is known of it, or else the names of its machines."""
         known = self._targets.setdefault(target, _Target())
         known.seen = {
@@ -163,50 +209,37 @@ class Machines:
         targets = {job.backend for job in jobs if job.devices or job.allocated}
         if not targets or not all(self._targets.get(name, _Target()).seen for name in targets):
             return None
-        rows = {
-            it.row["key"]: it.row
-            for name in targets
-            for it in self._targets[name].seen.values()
-            if not it.row["silent"]
+        nodes = {
+            it.row.key: it.row.node for name in targets for it in self._targets[name].seen.values() if not it.row.silent
         }.values()
-        of = [row for row in rows if row["device_count"]]
-        kind = "slots" if of and all(row["slots"] for row in of) else "devices"
-        return sum(row["device_count"] for row in of), kind
+        of = [node for node in nodes if node.device_count]
+        kind = "slots" if of and all(node.slots for node in of) else "devices"
+        return sum(node.device_count for node in of), kind
 
-    def _row(self, target: str, node: Node, holders: list[dict[str, Any]]) -> dict[str, Any]:
+    def _row(self, target: str, node: Node, holders: list[Holder]) -> Row:
         is_plain = not node.partitions and not node.roles
         is_this = node.machine == self._here or (not node.machine and is_plain and is_here(node.name))
         key = "here" if is_this else node.machine or f"{target}/{node.name}"
-        return {
-            **{name: getattr(node, name) for name in _FIELDS},
-            "key": key,
-            "here": is_this,
-            "holders": holders,
-            "silent": None,
-        }
+        return Row(node, key, is_this, holders)
 
-    def _silent(self, old: _Seen | None, row: dict[str, Any]) -> _Seen:
+    def _silent(self, old: _Seen | None, row: Row) -> _Seen:
         """A machine that does not answer now, of which something may be known."""
+        asked = show_time(self._began)
         if old is None:
-            return _Seen({**row, "silent": {"since": None, "asked": show_time(self._began)}}, None)
-        shown = {**old.row, "state": SILENT, "load": 0.0, "memory_used": 0, "measured": False, "gpus": ()}
-        silent = {"since": show_time(old.when), "asked": show_time(self._began)}
-        return _Seen({**shown, "holders": old.row["holders"], "silent": silent}, old.when, old.use)
+            return _Seen(replace(row, silent={"since": None, "asked": asked}), None)
+        node = replace(old.row.node, state=SILENT, load=0.0, memory_used=0, measured=False, gpus=())
+        silent: Silence = {"since": show_time(old.when), "asked": asked}
+        return _Seen(replace(old.row, node=node, silent=silent), old.when, old.use)
 
 
-def brief(rows: list[dict[str, Any]], shown: Collection[str]) -> list[dict[str, Any]]:
-    """The rows, of which only those that are shown have all details."""
-    return [row if row["name"] in shown else {**row, **_LONG} for row in rows]
-
-
-def _holders(nodes: Sequence[Node], jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
+def _holders(nodes: Sequence[Node], jobs: Sequence[Job]) -> dict[str, list[Holder]]:
     """Node → the jobs that have devices there, or run there: since when, by whom, and until when at the latest."""
     going = {job.name: job for job in jobs if not job.is_over}
     on_hosts: dict[str, Counter[str]] = {}
     for job in going.values():
         for instance in job.instances if job.state in _AT_WORK else ():
             on_hosts.setdefault(instance.node.partition(".")[0], Counter())[job.name] += 1
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[Holder]] = {}
     for node in nodes:
         devices: dict[str, list[str]] = {}
         for device, those in node.allocated.items():
@@ -227,7 +260,7 @@ def _hosts_of(node: Node) -> tuple[str, ...]:
     return tuple(name.partition(".")[0] for name in (*own, node.name))
 
 
-def _holder(name: str, job: Job | None, devices: list[str], count: int, ranks: int) -> dict[str, Any]:
+def _holder(name: str, job: Job | None, devices: list[str], count: int, ranks: int) -> Holder:
     limit = job.started + job.time_limit if job and job.started and job.time_limit else None
     return {
         "name": name, "target": job.backend if job else None, "user": job.user if job else None,

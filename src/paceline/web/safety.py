@@ -20,13 +20,13 @@ import secrets
 import socket
 import time
 from http.cookies import CookieError, SimpleCookie
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.job.errors import UserError
 from paceline.job.paths import jobs_folder, make_private
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -218,7 +218,7 @@ async def _body(receive: Receive, most: int) -> bytes:
             return b"".join(parts)
 
 
-async def _answer(send: Send, status: int, data: dict[str, Any]) -> None:
+async def _answer(send: Send, status: int, data: Mapping[str, object]) -> None:
     body = json.dumps(data).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})

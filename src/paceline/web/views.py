@@ -80,12 +80,29 @@ class Use(TypedDict):
     ranks: Ranks | None  # None if nothing is known of them
 
 
+class Event(TypedDict):
+    """What happened to a job."""
+
+    time: str | None
+    event: str
+    host: str
+    details: str  # in words
+    sentence: tuple[str, dict[str, str]] | None  # the same for a translation: with what stands in it
+
+
+class LastLines(TypedDict):
+    """The last lines of a rank."""
+
+    rank: int
+    lines: list[str]
+
+
 class JobView(TypedDict):
     """A job as its report shows it."""
 
     # as `paceline get -o json`; of very many instances those whose state differs from most, and some others
     job: dict[str, Any]
-    events: list[dict[str, Any]]  # what happened to it: time, event, host, and in words the details
+    events: list[Event]  # what happened to it
     hangs: bool
     timeline: Timeline  # what it did when
     done: float | None  # the share of its epochs; None if that is not known
@@ -93,16 +110,16 @@ class JobView(TypedDict):
     told: list[Block]  # these lines, but for what `job` says itself
     metrics: MetricsRecord | None  # what the script has logged; None if it has logged nothing
     use: Use | None  # None if nothing was recorded
-    logs: list[dict[str, Any]]  # the last lines of each rank
+    logs: list[LastLines]
     file: str  # the job as a job file (YAML); "" if it cannot be read
     settings: dict[str, str]  # the same as names and values, which are compared with those of other jobs
     software: dict[str, str]  # name → version, or the versions on several nodes
     # the commit and the difference to it, of the code that was run; None if that is not known
-    origin: dict[str, Any] | None
+    origin: dict[str, str] | None
     missing: list[str]  # lines about what could not be read
 
 
-def events(happened: Sequence[EventRecord]) -> list[dict[str, Any]]:
+def events(happened: Sequence[EventRecord]) -> list[Event]:
     """The events with their details in words, as `paceline events` shows them; of very many the first and last ones."""
     few = list(happened)
     if len(few) > _MOST_EVENTS:
@@ -117,7 +134,7 @@ def events(happened: Sequence[EventRecord]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def last_lines(lines: Iterable[tuple[int, bytes]], most: int) -> list[dict[str, Any]]:
+def last_lines(lines: Iterable[tuple[int, bytes]], most: int) -> list[LastLines]:
     """The last lines of each rank."""
     import collections
 
@@ -133,7 +150,7 @@ def job_view(
     happened: Sequence[EventRecord],
     history: History,
     *,
-    logs: Sequence[Mapping[str, Any]] = (),
+    logs: Sequence[LastLines] = (),
     file: str = "",
     settings: Mapping[str, str] | None = None,
     missing: Sequence[str] = (),
@@ -172,7 +189,7 @@ def job_view(
         "told": blocks(_untold(job, why)),
         "metrics": logged,
         "use": use(nodes),
-        "logs": [dict(it) for it in logs],
+        "logs": [*logs],
         "file": file,
         "settings": dict(settings or {}),
         "software": software(nodes),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.cli.flags.given import flags_of_backends
+from paceline.cli.flags.job import Given
 from paceline.cli.flags.option import parse_address, parse_numbers, parse_pairs, parse_streams
 from paceline.job.errors import UserError
 
@@ -45,3 +49,12 @@ def test_ipv6_addresses_stand_in_brackets() -> None:
     assert parse_address("--x", "[::1]:29400") == ("::1", 29400)
     with pytest.raises(UserError):
         parse_address("--x", "::1")
+
+
+@pytest.mark.parametrize("verb", ["run", "submit", "tune"])
+def test_each_flag_of_a_job_is_an_attribute_of_what_a_line_has_given(verb: str) -> None:
+    command = importlib.import_module(f"paceline.cli.verbs.{verb}")
+    given = getattr(command, "_Given", Given)
+    of_backends = {flag.parameter for _, flag in flags_of_backends()}
+    names = {str(it.name) for it in getattr(command, verb).params} - of_backends
+    assert names and not [name for name in names if not hasattr(given, name)]

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from paceline.job.errors import UserError
 
 from .cluster import has_devices
-from .engine import Ignored, Line, Refused, Tool, knows, later, normal, parse
+from .engine import Document, Ignored, Line, Refused, Tool, knows, later, normal, parse
 
 _PLUGIN = Refused("give its settings to Accelerator() in the script, as a plugin")
 _HOSTS = Refused("-H or --hostfile names the hosts, and --devices the GPUs")
@@ -56,7 +55,7 @@ def _settings(path: str) -> list[str]:
     return _words(found)
 
 
-def _words(content: dict[str, Any]) -> list[str]:
+def _words(content: Document) -> list[str]:
     """The flags that settings stand for."""
     found = dict(content)
     for part in ("fsdp_config", "deepspeed_config", "dynamo_config"):
@@ -86,7 +85,7 @@ def _add_words(line: Line, words: list[str]) -> None:
     line.notes += [f"{word} of the settings has no effect: it is unknown" for word in words if word not in known]
 
 
-def with_settings(content: dict[str, Any]) -> Line:
+def with_settings(content: Document) -> Line:
     """The line that settings alone become."""
     line = Line()
     _add_words(line, _words(content))

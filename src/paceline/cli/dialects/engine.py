@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Meaning = str | Callable[["Line", str], None]
 
+Document = dict[str, Any]  # of a YAML file of another tool
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _SHELL = re.compile(r"[;&|<>$`*?(){}\n]|~/")
 

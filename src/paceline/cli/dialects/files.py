@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.job.errors import UserError
 from paceline.job.text import printable
 
-from .engine import Line, parse
+from .engine import Document, Line, parse
 from .script import line_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def read(path: str) -> Foreign | None:
     return None
 
 
-def _called(document: dict[str, Any]) -> str:
+def _called(document: Document) -> str:
     """What another document of a file is called: its kind and name."""
     metadata = document.get("metadata")
     words = (document.get("kind"), metadata.get("name") if isinstance(metadata, dict) else document.get("name"))
@@ -202,7 +202,7 @@ def _accelerators(given: Any) -> tuple[str, str]:
     return str(name), str(count or 1) if name else ""
 
 
-def _sky(content: dict[str, Any]) -> Line:
+def _sky(content: Document) -> Line:
     keys = _Keys(content)
     resources = keys.inside("resources")
     name, count = _accelerators(resources.take("accelerators"))
@@ -240,7 +240,7 @@ def _set_up_at_start(line: Line) -> None:
     line.flags[place : place + 1] = [("--setup", f"cd {shlex.quote(os.getcwd())}"), first, *entered]
 
 
-def _dstack(content: dict[str, Any]) -> Line:
+def _dstack(content: Document) -> Line:
     keys = _Keys(content)
     kind = keys.take("type")
     if kind != "task":
@@ -270,7 +270,7 @@ def _dstack(content: dict[str, Any]) -> Line:
     return _finished(line, keys)
 
 
-def _accelerate(content: dict[str, Any]) -> Line:
+def _accelerate(content: Document) -> Line:
     from .accelerate import with_settings
 
     line = with_settings(content)
@@ -424,7 +424,7 @@ def _policy(spec: _Keys) -> Flags:
     )
 
 
-def _pytorchjob(content: dict[str, Any]) -> Line:
+def _pytorchjob(content: Document) -> Line:
     keys = _kubernetes(content)
     flags, spec = _metadata(keys), keys.inside("spec")
     roles = spec.take("pytorchReplicaSpecs", {})
@@ -448,7 +448,7 @@ def _pytorchjob(content: dict[str, Any]) -> Line:
     return _finished(line, keys)
 
 
-def _mpijob(content: dict[str, Any]) -> Line:
+def _mpijob(content: Document) -> Line:
     keys = _kubernetes(content)
     flags, spec = _metadata(keys), keys.inside("spec")
     roles = spec.take("mpiReplicaSpecs", {})
@@ -469,7 +469,7 @@ def _mpijob(content: dict[str, Any]) -> Line:
     return _finished(line, keys)
 
 
-def _trainjob(content: dict[str, Any]) -> Line:
+def _trainjob(content: Document) -> Line:
     keys = _kubernetes(content)
     flags, spec = _metadata(keys), keys.inside("spec")
     trainer = spec.inside("trainer")
@@ -488,11 +488,11 @@ def _trainjob(content: dict[str, Any]) -> Line:
     return _finished(line, keys)
 
 
-def _kubernetes(content: dict[str, Any]) -> _Keys:
+def _kubernetes(content: Document) -> _Keys:
     return _Keys({name: it for name, it in content.items() if name not in ("apiVersion", "kind", "status")})
 
 
-def _arena(content: dict[str, Any]) -> Line:
+def _arena(content: Document) -> Line:
     """Arena v2 counts workers without the master, which is one more like them; the flags of v1 count it among them."""
     keys = _Keys(content)
     framework, worker, master = keys.inside("framework"), keys.inside("worker"), keys.take("master", {})
@@ -555,7 +555,7 @@ def _arena(content: dict[str, Any]) -> Line:
 
 _SKY = ("resources", "num_nodes", "setup", "envs", "secrets", "file_mounts", "workdir", "service")
 _KUBEFLOW = {"PyTorchJob": _pytorchjob, "MPIJob": _mpijob, "TrainJob": _trainjob}
-_KINDS: tuple[tuple[Callable[[dict[str, Any]], bool], str, Callable[[Any], Line]], ...] = (
+_KINDS: tuple[tuple[Callable[[Document], bool], str, Callable[[Any], Line]], ...] = (
     (
         lambda it: "apiVersion" in it and it.get("kind") in _KUBEFLOW,
         "{kind} of Kubeflow",

@@ -15,18 +15,20 @@ from paceline.cli.dialects.tools import explained
 from paceline.job.errors import UserError
 from paceline.job.writing import job_text
 
+from .job import Given
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.job.spec import JobSpec
 
-    SpecOf = Callable[[dict[str, Any], click.Command], tuple[JobSpec, dict[str, Any]]]  # `spec.spec_of`
+    SpecOf = Callable[[Given, click.Command], tuple[JobSpec, Given]]  # `spec.spec_of`
 
 _HOSTS = ("-H", "--hosts", "--hostfile", "--host-discovery-script")
 _WITH_HOSTS = ("-np", "--nnodes", "--min-np", "--max-np", "--blacklist-cooldown-range")  # what they mean, hosts say
 
 
-def job_of(line: Line, spec_of: SpecOf) -> tuple[dict[str, Any], Line]:
+def job_of(line: Line, spec_of: SpecOf) -> tuple[dict[str, object], Line]:
     """What a job file says of a line's job; and what stays on the line: its hosts, and what the screen shows."""
     verb = "submit"
     stays = []
@@ -43,11 +45,11 @@ def job_of(line: Line, spec_of: SpecOf) -> tuple[dict[str, Any], Line]:
     assert isinstance(root.command, click.Group)
     command = root.command.get_command(root, "submit")
     assert command is not None
-    spec, _ = spec_of(command.make_context("submit", inner.words()[1:], parent=root).params, command)
+    spec, _ = spec_of(Given(command.make_context("submit", inner.words()[1:], parent=root).params), command)
     return fields_of(spec, is_at_named_hosts=names_hosts), Line(verb, stays)
 
 
-def fields_of(spec: JobSpec, *, is_at_named_hosts: bool) -> dict[str, Any]:
+def fields_of(spec: JobSpec, *, is_at_named_hosts: bool) -> dict[str, object]:
     """The fields of a job as people write them; flags that name its hosts say how many there are."""
     left_out = {"backend", "nodes"} if is_at_named_hosts else set()
     dumped = spec.dumped(only_changed=True)
@@ -57,10 +59,10 @@ def fields_of(spec: JobSpec, *, is_at_named_hosts: bool) -> dict[str, Any]:
     if spec.memory is not None:
         unit = next((power for power in (4, 3, 2, 1) if spec.memory % (1 << 10 * power) == 0), 0)
         found["memory"] = f"{spec.memory >> 10 * unit}{' KMGT'[unit]}i" if unit else spec.memory
-    for mounts in (found["data"],) if "data" in found else ():
-        found["data"] = [f"{it['volume']}:{it['path']}" for it in mounts]
-    if len(setup := found.get("setup", ())) == 1:
-        found["setup"] = setup[0]
+    if "data" in found:
+        found["data"] = [f"{it.volume}:{it.path}" for it in spec.data]
+    if len(spec.setup) == 1 and "setup" in found:
+        found["setup"] = spec.setup[0]
     return found
 
 

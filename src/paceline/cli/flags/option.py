@@ -85,6 +85,51 @@ def in_section(section: str, *options: Option) -> list[Option]:
     return list(options)
 
 
+class Section(list[Option]):
+    """The flags under a heading of the help.
+
+    Each method declares one by its names, and returns what it is where it is not given: so an attribute of a class that
+    is set to that has the type of its values. The attribute is called as click's parameter.
+    """
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self.title = title
+
+    def _add(self, names: str, **how: Any) -> None:
+        self.append(Option(names.split(), section=self.title, **how))
+
+    def text(self, names: str, **how: Any) -> str | None:
+        """A flag with a value."""
+        self._add(names, **how)
+        return None
+
+    def texts(self, names: str, **how: Any) -> tuple[str, ...]:
+        """A flag that may be given several times."""
+        self._add(names, multiple=True, **how)
+        return ()
+
+    def pair(self, names: str, **how: Any) -> tuple[str, str] | None:
+        """A flag with two values."""
+        self._add(names, nargs=2, **how)
+        return None
+
+    def switch(self, names: str, **how: Any) -> bool:
+        """A flag without a value."""
+        self._add(names, is_flag=True, **how)
+        return False
+
+    def whole(self, names: str, type: Whole | type[int], **how: Any) -> int | None:
+        """A flag with a whole number."""
+        self._add(names, type=type, **how)
+        return None
+
+    def number(self, names: str, type: Number, **how: Any) -> float | None:
+        """A flag with a number."""
+        self._add(names, type=type, **how)
+        return None
+
+
 def output_option() -> Option:
     """The flag `-o`, which sets the parameter `output`."""
     return Option(
@@ -197,9 +242,11 @@ class SectionedCommand(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The options and arguments, with `--help-all`, which `--help` names where it does not have all of them."""
         params = super().get_params(ctx)
-        how: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
-        hidden = len(self._first(params, None)) == len(params)
-        return [*params[:-1], Option([_ALL], help="Show all flags.", hidden=hidden, **how), params[-1]]
+        show_all = Option(
+            [_ALL], help="Show all flags.", is_flag=True, is_eager=True, expose_value=False, callback=_show_all
+        )
+        show_all.hidden = len(self._first(params, None)) == len(params)
+        return [*params[:-1], show_all, params[-1]]
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help; a word of the field is explained where it stands first."""

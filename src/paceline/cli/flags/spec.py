@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import shlex
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import click
 
@@ -27,9 +28,11 @@ from .selection import warn
 from .where import kind_of_hosts, kind_of_place, named, nnodes, options_of, taking_part
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from paceline.job.spec import Code
+
+    from .job import Given
+
+    Flags = TypeVar("Flags", bound=Given)  # those of the verb
 
 JOB_FILES = (".yaml", ".yml", ".json")
 _SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash")
@@ -37,14 +40,7 @@ _MOST_BYTES = 1 << 16  # in which options for sbatch stand
 _MOST_NODES, _SHOWN = 1 << 16, 20  # of a job; characters of a number
 Counted = Literal["auto", "gpu", "cpu", "slots"]
 HANDLED_SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP", "SIGUSR1", "SIGUSR2")  # by every agent
-# torchrun's flags for parts of its own, each with what paceline has instead.
-_INSTEAD = {
-    "duplicate_stdout_filters": "all lines are kept; show such lines with paceline logs JOB --all --grep TEXT",
-    "duplicate_stderr_filters": "all lines are kept; show such lines with paceline logs JOB --all --grep TEXT",
-    "event_log_handler": "paceline records the events of a job itself; show them with paceline events JOB",
-    "logs_specs": "--log-dir says where logs go, --tee and --redirects what is shown",
-    "monitor_interval": "paceline waits for events",
-}
+_METHODS = {"spawn": "exec", "forkserver": "fork"}  # of Python → the one that does the same here
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 # Launchers, and kinds of jobs of Arena's: what people type in the place of SCRIPT who have used these.
 _OTHERS = frozenset({
@@ -54,11 +50,19 @@ _OTHERS = frozenset({
 })  # fmt: skip
 
 
-def say_what_means_nothing(given: Mapping[str, Any]) -> None:
+def say_what_means_nothing(given: Given) -> None:
     """Say on stderr which flags of torchrun have no effect, and what to use instead; defaults are not reported."""
-    for name, instead in _INSTEAD.items():
-        if given[name] not in (None, "", "null", "default"):
-            click.echo(f"paceline: --{name.replace('_', '-')} has no effect: {instead}", err=True)
+    kept = "all lines are kept; show such lines with paceline logs JOB --all --grep TEXT"
+    events = "paceline records the events of a job itself; show them with paceline events JOB"
+    for flag, value, instead in (
+        ("--duplicate-stdout-filters", given.duplicate_stdout_filters, kept),
+        ("--duplicate-stderr-filters", given.duplicate_stderr_filters, kept),
+        ("--event-log-handler", given.event_log_handler, events),
+        ("--logs-specs", given.logs_specs, "--log-dir says where logs go, --tee and --redirects what is shown"),
+        ("--monitor-interval", given.monitor_interval, "paceline waits for events"),
+    ):
+        if value not in (None, "", "null", "default"):
+            click.echo(f"paceline: {flag} has no effect: {instead}", err=True)
 
 
 def say_what_is_exposed(spec: JobSpec) -> None:
@@ -73,28 +77,31 @@ def say_what_idles(spec: JobSpec) -> None:
         warn(f"one rank starts for {len(spec.devices)} devices; -n gpu starts one for each")
 
 
-def spec_of(given: dict[str, Any], verb: click.Command) -> tuple[JobSpec, dict[str, Any]]:
+def spec_of(given: Flags, verb: click.Command) -> tuple[JobSpec, Flags]:
     """The job that SCRIPT and the flags describe, and all the flags; SCRIPT may be a job file, with flags behind it."""
     given = _program_of(given, verb)
-    path = given["script"]
-    if not (given["module"] or given["no_python"]) and _is_batch(path):
+    path = given.script
+    if not (given.module or given.no_python) and _is_batch(path):
         from .jobfile import refuse
 
         refuse(path, str(verb.name), _typed_flags(verb), spec_of)
-    if given["module"] or given["no_python"] or not path.lower().endswith(JOB_FILES):
+    if given.module or given.no_python or not path.lower().endswith(JOB_FILES):
         try:
             return JobSpec.validated(fields(given)), given
         except InvalidError as error:
             raise error.named(flag_of) from None
     from paceline.job.reading import read
 
-    if given["args"]:
-        behind = verb.make_context(verb.name, [*given["args"], path]).params
-        if behind["script"] != path or behind["args"]:
+    if given.args:
+        behind = type(given)(verb.make_context(verb.name, [*given.args, path]).params)
+        if behind.script != path or behind.args:
             raise UserError(f"{path} contains the script's arguments; only flags may follow it")
-        given = {name: behind.get(name) or value for name, value in given.items()}
+        behind.of_backends = {**given.of_backends, **behind.of_backends}
+        vars(given).update((name, it) for name, it in vars(behind).items() if it)
+    flags = copy.copy(given)
+    flags.script, flags.args = "", ()
     try:
-        spec = read(path, fields({**given, "script": None, "args": ()}), flag_of)
+        spec = read(path, fields(flags), flag_of)
     except UserError:
         from .jobfile import refuse
 
@@ -115,86 +122,87 @@ def _is_batch(path: str) -> bool:
     return False
 
 
-def fields(given: dict[str, Any]) -> dict[str, Any]:
+def fields(given: Given) -> dict[str, object]:
     """The fields of a job that the flags name."""
     given = _with_roles(given)
     hosts = taking_part(given)
     count = nnodes(given, hosts) or (str(len(hosts)) if hosts else None)
     nodes, most = _nodes(count or "1")
-    if given["logdir"] is not None and not given["tensorboard"]:
+    if given.logdir is not None and not given.tensorboard:
         raise UserError("--logdir is what a TensorBoard shows; add --tensorboard")
-    found: dict[str, Any] = {
-        "name": given["name"],
-        "args": given["args"] or None,
-        "framework": given["framework"],
-        "horovod": given["horovod"],
+    found: dict[str, object] = {
+        "name": given.name,
+        "args": given.args or None,
+        "framework": given.framework,
+        "horovod": given.horovod,
         "nodes": count,
         "ranks": _ranks(given, nodes, bool(hosts)),
         "devices": _devices(given),
-        "share_devices": given["share_devices"] or None,
-        "cpus": given["cpus"],
-        "memory": given["memory"],
-        "image": given["image"],
-        "env": parse_pairs("--env", given["env"], variable=True) or None,
-        "secrets": given["secret"] or None,
-        "setup": given["setup"] or None,
-        "environment": given["environment"],
-        "working_dir": os.path.abspath(given["working_dir"]) if given["working_dir"] else None,
-        "code": _code(given["sync_mode"], given["sync_source"]),
-        "data": given["data"] or None,
-        "tensorboard": given["tensorboard"] or None,
-        "tensorboard_dir": given["logdir"],
-        "log_dir": given["log_dir"] or _output_folder(given, bool(hosts)),
-        "checkpoint_dir": given["checkpoint_dir"],
-        "start_method": {None: None, "spawn": "exec", "forkserver": "fork"}.get(
-            given["start_method"], given["start_method"]
-        ),
-        "preload": tuple(filter(None, (given["preload"] or "").split(","))) or None,
-        "max_restarts": given["max_restarts"],
-        "keep_warm": given["keep_warm"],
-        "time_limit": given["time_limit"],
-        "ttl": given["ttl"],
-        "priority": given["priority"],
-        "queue": given["queue"],
-        "labels": parse_pairs("--label", given["label"]) or None,
-        "options": {**parse_pairs("--option", given["option"]), **options_of(given, job=True)} or None,
-        "backend": kind_of_hosts(given) if hosts else given["on"],
+        "share_devices": given.share_devices or None,
+        "cpus": given.cpus,
+        "memory": given.memory,
+        "image": given.image,
+        "env": parse_pairs("--env", given.env, variable=True) or None,
+        "secrets": given.secret or None,
+        "setup": given.setup or None,
+        "environment": given.environment,
+        "working_dir": os.path.abspath(given.working_dir) if given.working_dir else None,
+        "code": _code(given.sync_mode, given.sync_source),
+        "data": given.data or None,
+        "tensorboard": given.tensorboard or None,
+        "tensorboard_dir": given.logdir,
+        "log_dir": given.log_dir or _output_folder(given, bool(hosts)),
+        "checkpoint_dir": given.checkpoint_dir,
+        "start_method": _METHODS.get(given.start_method or "", given.start_method),
+        "preload": tuple(filter(None, (given.preload or "").split(","))) or None,
+        "max_restarts": given.max_restarts,
+        "keep_warm": given.keep_warm,
+        "time_limit": given.time_limit,
+        "ttl": given.ttl,
+        "priority": given.priority,
+        "queue": given.queue,
+        "labels": parse_pairs("--label", given.label) or None,
+        "options": {**parse_pairs("--option", given.option), **options_of(given, job=True)} or None,
+        "backend": kind_of_hosts(given) if hosts else given.on,
         "grace": _grace(given),
-        "hang": given["hang"],
-        "hang_after": given["hang_after"],
-        "pass_index": given["pass_index"] or None,
-        "role": given["role"],
-        "numa_binding": given["numa_binding"],
-        "use_env": given["use_env"] or None,
-        "virtual_local_rank": given["virtual_local_rank"] or None,
+        "hang": given.hang,
+        "hang_after": given.hang_after,
+        "pass_index": given.pass_index or None,
+        "role": given.role,
+        "numa_binding": given.numa_binding,
+        "use_env": given.use_env or None,
+        "virtual_local_rank": given.virtual_local_rank or None,
         **_program(given),
         **_meeting(given, most, bool(hosts)),
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _with_roles(given: dict[str, Any]) -> dict[str, Any]:
+def _with_roles(given: Given) -> Given:
     """The flags where the roles that TensorFlow's have named are ranks, besides those that --workers counts."""
-    counts = {role: given[role] or 0 for role in ("chief", "evaluator", "ps")}
+    counts = {"chief": given.chief or 0, "evaluator": given.evaluator or 0, "ps": given.ps or 0}
     if not any(counts.values()):
         return given
     flags = ", ".join(f"--{role}" for role, number in counts.items() if number)
-    if given["framework"] not in (None, "tensorflow"):
+    if given.framework not in (None, "tensorflow"):
         raise UserError(f"{flags}: only --framework tensorflow has such ranks; leave {flags} out")
-    if given["ranks"] is not None or given["total"] is not None:
+    if given.ranks is not None or given.total is not None:
         raise UserError(f"{flags}: --workers counts the other ranks; write it in the place of -n and -np")
-    workers = given["nnodes"] or "1"
+    workers = given.nnodes or "1"
     if not workers.isdecimal() or int(workers) < 1:
         raise UserError(f"--workers {workers} is no number of workers; write for example --workers 2")
     count = int(workers) + sum(counts.values())
     roles = [role if role != "ps" else f"ps={number}" for role, number in counts.items() if number]
-    ranks: dict[str, Any] = {"nnodes": str(count)}
+    given = copy.copy(given)
+    given.framework, given.env = "tensorflow", (*given.env, f"{ROLES}={','.join(roles)}")
+    given.nnodes = None
     if named(given):
-        ranks = {"nnodes": None, "total": count}
-    elif (given["on"] or default_target()) == HERE:
-        ranks = {"nnodes": None, "ranks": str(count)}
-    env = (*given["env"], f"{ROLES}={','.join(roles)}")
-    return {**given, **ranks, "framework": "tensorflow", "env": env}
+        given.total = count
+    elif (given.on or default_target()) == HERE:
+        given.ranks = str(count)
+    else:
+        given.nnodes = str(count)
+    return given
 
 
 def _code(mode: str | None, source: str | None) -> Code | None:
@@ -205,21 +213,20 @@ def _code(mode: str | None, source: str | None) -> Code | None:
     return parse(mode, source)
 
 
-def _output_folder(given: dict[str, Any], on_hosts: bool) -> str | None:
-    folder: str | None = given["output_filename"]
-    if folder is not None and (on_hosts or given["on"]):
+def _output_folder(given: Given, on_hosts: bool) -> str | None:
+    if given.output_filename is not None and (on_hosts or given.on):
         raise UserError("--output-filename: the logs stay on the hosts; leave it out, and see them with paceline logs")
-    return folder
+    return given.output_filename
 
 
-def _program(given: dict[str, Any]) -> dict[str, Any]:
-    if given["module"] and given["no_python"]:
+def _program(given: Given) -> dict[str, object]:
+    if given.module and given.no_python:
         raise UserError("--module and --no-python contradict each other; give one of them")
-    return {"module" if given["module"] else "command" if given["no_python"] else "script": given["script"]}
+    return {"module" if given.module else "command" if given.no_python else "script": given.script or None}
 
 
-def _ranks(given: dict[str, Any], nodes: int, on_hosts: bool) -> int | Counted | None:
-    ranks, total = given["ranks"], given["total"]
+def _ranks(given: Given, nodes: int, on_hosts: bool) -> int | Counted | None:
+    ranks, total = given.ranks, given.total
     if total is not None:
         if ranks is not None and os.environ.get("PET_NPROC_PER_NODE") != ranks:
             raise UserError("-np counts the ranks of all nodes, -n those of one; give one of them")
@@ -243,40 +250,40 @@ def _ranks(given: dict[str, Any], nodes: int, on_hosts: bool) -> int | Counted |
     return count
 
 
-def _meeting(given: dict[str, Any], nodes: int, on_hosts: bool) -> dict[str, Any]:
+def _meeting(given: Given, nodes: int, on_hosts: bool) -> dict[str, object]:
     """This node's number, and where the nodes meet."""
-    backend = given["rdzv_backend"]
+    backend = given.rdzv_backend
     if backend not in (None, "c10d", "static"):
         raise UserError(f"--rdzv-backend {backend}: paceline has its own rendezvous; leave the flag out, or give c10d")
-    if given["standalone"] and nodes > 1:
+    if given.standalone and nodes > 1:
         raise UserError(f"--standalone is one machine, --nnodes {nodes} is several; leave one of them out")
-    meeting: dict[str, Any] = {"run_id": given["rdzv_id"], "local_address": given["local_addr"]}
-    address, port = given["master_addr"], given["master_port"]
-    if given["rdzv_endpoint"] and nodes > 1:
-        if on_hosts or given["on"]:
+    meeting: dict[str, object] = {"run_id": given.rdzv_id, "local_address": given.local_addr}
+    address, port = given.master_addr, given.master_port
+    if given.rdzv_endpoint and nodes > 1:
+        if on_hosts or given.on:
             raise UserError("--rdzv-endpoint: hosts that ssh reaches find each other by themselves; leave it out")
         if address is not None:
             raise UserError("--rdzv-endpoint and --master-addr name the same thing; give one of them")
-        address, endpoint_port = parse_address("--rdzv-endpoint", given["rdzv_endpoint"])
+        address, endpoint_port = parse_address("--rdzv-endpoint", given.rdzv_endpoint)
         port = port or endpoint_port or 29400
     meeting.update(main_address=address if nodes > 1 else None, main_port=port)
-    meeting["node_rank"] = given["node_rank"] if nodes > 1 else None
-    times: dict[str, Any] = {name: duration_text(it) for name, it in _times(given["rdzv_conf"] or "").items()}
-    if given["start_timeout"] is not None:
-        times["join_timeout"] = given["start_timeout"]
+    meeting["node_rank"] = given.node_rank if nodes > 1 else None
+    times: dict[str, object] = {name: duration_text(it) for name, it in _times(given.rdzv_conf or "").items()}
+    if given.start_timeout is not None:
+        times["join_timeout"] = given.start_timeout
     return {**times, "rendezvous": {key: value for key, value in meeting.items() if value is not None} or None}
 
 
-def _grace(given: dict[str, Any]) -> str | None:
+def _grace(given: Given) -> str | None:
     """Between SIGTERM and SIGKILL; also torchrun's flags that say how ranks are signalled are looked at."""
-    for name in filter(None, (given["signals_to_handle"] or "").split(",")):
+    for name in filter(None, (given.signals_to_handle or "").split(",")):
         if name.strip() not in HANDLED_SIGNALS:
             handled = ", ".join(HANDLED_SIGNALS)
             raise UserError(f"--signals-to-handle {name.strip()}: paceline handles {handled}; leave it out")
-    if given["grace"] is not None and given["shutdown_timeout"] is not None:
+    if given.grace is not None and given.shutdown_timeout is not None:
         raise UserError("--grace and --shutdown-timeout say the same; give one of them")
-    seconds: float | None = given["shutdown_timeout"]  # torchrun's unit
-    return cast("str | None", given["grace"]) if seconds is None else duration_text(seconds)
+    seconds = given.shutdown_timeout  # torchrun's unit
+    return given.grace if seconds is None else duration_text(seconds)
 
 
 def _times(conf: str) -> dict[str, float]:
@@ -312,11 +319,11 @@ def _nodes(text: str) -> tuple[int, int]:
     return int(low), int(high or low)
 
 
-def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:
-    text, count = given["devices"], given["gpus"]
+def _devices(given: Given) -> int | tuple[str, ...] | None:
+    text = given.devices
     if text is None:
-        return cast("int | None", count)
-    if count is not None:
+        return given.gpus
+    if given.gpus is not None:
         raise UserError("--devices says which GPUs, --gpus how many; give one of them")
     devices = tuple(part.strip() for part in text.split(","))
     if len(set(devices)) < len(devices):
@@ -329,20 +336,21 @@ def _devices(given: dict[str, Any]) -> int | tuple[str, ...] | None:
 # -- the program -------------------------------------------------------------------------------------------------------
 
 
-def _program_of(given: dict[str, Any], verb: click.Command) -> dict[str, Any]:
+def _program_of(given: Flags, verb: click.Command) -> Flags:
     """The flags with SCRIPT and ARGS as if the user had named the script alone.
 
     `python [-u] [-m] SCRIPT` is SCRIPT if that is the Python of the ranks anyway, so that they can be forked. With
     another Python, or other options of Python, it is a command.
     """
-    words = [given["script"], *given["args"]]
-    if given["module"]:
+    words, given = [given.script, *given.args], copy.copy(given)
+    if given.module:
         _refuse_launchers(verb, ["python", "-m", *words])
-    if given["module"] or given["no_python"]:
+    if given.module or given.no_python:
         return given
-    if given.get("plain") and words[0] in _OTHERS:  # the launcher is the image's
-        return {**given, "no_python": True}
-    folder = given["working_dir"] or "."
+    if given.of_backends.get("plain") and words[0] in _OTHERS:  # the launcher is the image's
+        given.no_python = True
+        return given
+    folder = given.working_dir or "."
     if " " in words[0].strip() and not os.path.exists(os.path.join(folder, words[0])):
         if not words[1:] and any(it in words[0] for it in ("&&", ";", "\n")):
             from paceline.cli.dialects.script import setup_line
@@ -357,7 +365,8 @@ def _program_of(given: dict[str, Any], verb: click.Command) -> dict[str, Any]:
     if not is_file:
         _refuse_launchers(verb, words)
     if not _PYTHON.fullmatch(os.path.basename(words[0])) or is_file:
-        return {**given, "script": words[0], "args": tuple(words[1:])}
+        given.script, given.args = words[0], tuple(words[1:])
+        return given
     python, *rest = words
     options = []
     while rest and rest[0] in ("-u", "-m"):
@@ -365,8 +374,10 @@ def _program_of(given: dict[str, Any], verb: click.Command) -> dict[str, Any]:
     if not rest:
         raise UserError(f"{' '.join(words)} names no script; write for example paceline run train.py")
     if rest[0].startswith("-") or not _is_that_of_ranks(python, given):
-        return {**given, "no_python": True, "script": python, "args": tuple(words[1:])}
-    return {**given, "module": "-m" in options, "script": rest[0], "args": tuple(rest[1:])}
+        given.no_python, given.script, given.args = True, python, tuple(words[1:])
+        return given
+    given.module, given.script, given.args = "-m" in options, rest[0], tuple(rest[1:])
+    return given
 
 
 def _refuse_launchers(verb: click.Command, words: list[str]) -> None:
@@ -385,7 +396,7 @@ def _typed_flags(verb: click.Command) -> list[tuple[str, ...]]:
     return flags_of(verb, () if context is None else context.meta.get(TYPED, ()))
 
 
-def _is_that_of_ranks(python: str, given: dict[str, Any]) -> bool:
+def _is_that_of_ranks(python: str, given: Given) -> bool:
     """Whether ranks have this Python without being told; on other machines `python` alone is the one of their target.
 
     The PATH of this machine says nothing of others, where often no program is named `python`.
@@ -397,9 +408,7 @@ def _is_that_of_ranks(python: str, given: dict[str, Any]) -> bool:
     kind = kind_of_place(given)
     if kind == HERE:
         return is_ours
-    if not (is_named or is_ours or given.get("ssh_python")) and kind not in (
-        None,
-        "kubernetes",
-    ):  # an image has its own
+    is_chosen = is_named or is_ours or "ssh_python" in given.of_backends
+    if not is_chosen and kind not in (None, "kubernetes"):  # an image has its own
         warn(f"{python} is that of the target, not {found} of this machine; to choose another, write its whole path")
     return not is_named

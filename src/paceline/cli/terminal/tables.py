@@ -65,7 +65,7 @@ def if_known(shown: Callable[[Row], str], value: Row | None) -> str | None:
 
 
 def show(
-    rows: Sequence[Row], columns: Sequence[Column[Row]], output: str, to_dict: Callable[[Row], dict[str, Any]]
+    rows: Sequence[Row], columns: Sequence[Column[Row]], output: str, to_dict: Callable[[Row], Mapping[str, object]]
 ) -> None:
     """Print rows as a table, see `table`, or as the list of what `to_dict` makes of them."""
     if output in ("json", "yaml"):
@@ -78,7 +78,7 @@ def show_newest(
     rows: Sequence[Row],
     columns: Sequence[Column[Row]],
     output: str,
-    to_dict: Callable[[Row], dict[str, Any]],
+    to_dict: Callable[[Row], Mapping[str, object]],
     *,
     watch: bool,
 ) -> None:

@@ -60,7 +60,7 @@ class _Saved:
         """A value of the manifest; None if there is none."""
         return None if self.manifest is None else self.manifest.get(key)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The stable keys of `-o json`."""
         about = {key: self.of_manifest(key) for key in ("step", "saved_at", "world_size", "weights_only")}
         files = [vars(file) for file in self.files]

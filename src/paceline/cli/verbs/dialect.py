@@ -149,9 +149,11 @@ def _check(line: Line) -> None:
     cli = context.find_root().command
     command = cli.get_command(context, line.verb) if isinstance(cli, click.Group) else None
     if command is not None and line.verb in ("run", "submit"):
+        from paceline.cli.flags.job import Given
         from paceline.cli.flags.spec import spec_of
 
-        spec_of(command.make_context(line.verb, line.words()[1:], parent=context.find_root()).params, command)
+        inner = command.make_context(line.verb, line.words()[1:], parent=context.find_root())
+        spec_of(Given(inner.params), command)
 
 
 def _started(line: Line) -> int:

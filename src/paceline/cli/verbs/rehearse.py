@@ -11,7 +11,7 @@ import secrets
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,7 +22,8 @@ from paceline.backends.rehearsal.findings import findings
 from paceline.backends.rehearsal.records import Course, read
 from paceline.backends.rehearsal.summary import nothing, summary
 from paceline.backends.repeated import Repeated
-from paceline.cli.flags.option import BOTH, Option, Whole, in_section
+from paceline.cli.flags.job import REHEARSED_STEPS
+from paceline.cli.flags.option import BOTH
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.write import ended_by_signals, say
 from paceline.contract.memory import machine_memory
@@ -32,78 +33,58 @@ from paceline.job.quantities import show_duration, show_size
 from paceline.job.text import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from paceline.backends.base import Backend
     from paceline.backends.foreground import Foreground
     from paceline.backends.rehearsal.records import Finding
+    from paceline.cli.flags.job import Given
     from paceline.contract.records import Failure, OtherFailure
     from paceline.contract.rehearsal import Plan
     from paceline.contract.stands import Hang
     from paceline.job.spec import JobSpec
 
-_STEPS, _LIMIT, _HANG = 12, 600.0, 5.0
+_LIMIT, _HANG = 600.0, 5.0
 _OF_A_RANK = 96 << 20  # bytes that a rank takes at least, once torch computes in it
 _LAST = 0.04  # of the machine's memory: with less of it free, the ranks are stopped
 _OFTEN = 0.5  # seconds between two looks at that
 _FRAMEWORKS = (None, "torch", "horovod")
-# Flags that say where a job runs, or how its machines meet; a rehearsal is on this one.
-_ELSEWHERE = {
-    "detach": "--detach", "dry_run": "--dry-run", "nnodes": "--nnodes", "ranks": "-n", "total": "-np",
-    "min_np": "--min-np", "max_np": "--max-np", "host_discovery_script": "--host-discovery-script",
-    "node_rank": "--node-rank", "master_addr": "--master-addr", "rdzv_endpoint": "--rdzv-endpoint",
-    "pass_index": "--pass-index", "tensorboard": "--tensorboard",
-}  # fmt: skip
-REHEARSAL = in_section(
-    "Rehearsal",
-    Option(
-        ["--rehearse"],
-        metavar="N",
-        help="Compare some steps of N ranks here; they run on cores, and it ends with what is wrong between them.",
-    ),
-    Option(
-        ["--rehearse-steps"],
-        type=Whole(2),
-        metavar="S",
-        help="Batches of each pass over the data; the rehearsal ends after three times as many steps.  "
-        f"[default: {_STEPS}]",
-    ),
-    Option(
-        ["--rehearse-seed"],
-        type=Whole(0),
-        metavar="SEED",
-        help="Which rank is killed, and when.  [default: at random]",
-    ),
-)
 
 
-def ranks_of(given: Mapping[str, Any]) -> int | None:
+def ranks_of(given: Given) -> int | None:
     """How many ranks to rehearse; None for a job that is run. Refuses what makes no sense with it."""
-    text = given["rehearse"]
+    text = given.rehearse
     if text is None:
-        for name in ("rehearse_steps", "rehearse_seed"):
-            if given[name] is not None:
-                raise UserError(f"--{name.replace('_', '-')} is for a rehearsal; add --rehearse 8")
+        for flag, number in (("--rehearse-steps", given.rehearse_steps), ("--rehearse-seed", given.rehearse_seed)):
+            if number is not None:
+                raise UserError(f"{flag} is for a rehearsal; add --rehearse 8")
         return None
     if not text.isdecimal() or int(text) < 2:
         raise UserError(f"--rehearse {text}: a rehearsal has 2 ranks or more; write for example --rehearse 8")
     if int(text) > MOST_RANKS:
         raise UserError(f"--rehearse {text} is more ranks than one machine can have; take {MOST_RANKS} or fewer")
-    for name, flag in _ELSEWHERE.items():
-        if given[name] not in (None, False):
+    others = {  # where a job runs, or how its machines meet
+        "--detach": given.detach, "--dry-run": given.dry_run, "--nnodes": given.nnodes, "-n": given.ranks,
+        "-np": given.total, "--min-np": given.min_np, "--max-np": given.max_np,
+        "--host-discovery-script": given.host_discovery_script, "--node-rank": given.node_rank,
+        "--master-addr": given.master_addr, "--rdzv-endpoint": given.rdzv_endpoint, "--pass-index": given.pass_index,
+        "--tensorboard": given.tensorboard,
+    }  # fmt: skip
+    for flag, value in others.items():
+        if value not in (None, False):
             raise UserError(
                 f"--rehearse runs its ranks on the cores of this machine, so {flag} says nothing; leave it out"
             )
     return int(text)
 
 
-def rehearse(ranks: int, spec: JobSpec, given: Mapping[str, Any], there: Backend) -> int:
+def rehearse(ranks: int, spec: JobSpec, given: Given, there: Backend) -> int:
     """Rehearse a job; the exit code is 1 if there are findings, and if nothing could be compared."""
     _check(ranks, spec, there)
-    seed = given["rehearse_seed"] if given["rehearse_seed"] is not None else secrets.randbelow(10_000)
+    seed = given.rehearse_seed if given.rehearse_seed is not None else secrets.randbelow(10_000)
     draw = random.Random(seed)
     plan: Plan = {
-        "steps": given["rehearse_steps"] or _STEPS, "victim": draw.randrange(ranks), "after": draw.randint(1, 3),
+        "steps": given.rehearse_steps or REHEARSED_STEPS, "victim": draw.randrange(ranks), "after": draw.randint(1, 3),
         "differ": _uses_sets(spec),
     }  # fmt: skip
     began, streams = time.monotonic(), RankStreams({0: BOTH}, {}, (), several=False)

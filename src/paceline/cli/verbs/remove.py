@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -222,7 +222,7 @@ def _with(going: Sequence[_Going]) -> str:
     return f" ({checkpoints}, {show_size(sum(it.size for it in known))}{more})"
 
 
-def _to_dict(one: _Going) -> dict[str, Any]:
+def _to_dict(one: _Going) -> dict[str, object]:
     """The stable keys of `-o json`."""
     job = one.job
     contents = {"checkpoints": None, "size": None} if one.contents is None else asdict(one.contents)

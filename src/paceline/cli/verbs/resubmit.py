@@ -10,7 +10,7 @@ import click
 
 from paceline.backends.again import changed, kept_there, next_name, refuse_nodes_here, refuse_running
 from paceline.backends.base import Moves, able
-from paceline.cli.flags.job import FILES, HOROVODRUN, JOB, NODES, OUTPUT, PROGRAM, RANKS, TENSORFLOW, TORCHRUN, USUAL
+from paceline.cli.flags.job import FILES, JOB, NODES, RANKS, USUAL, Given
 from paceline.cli.flags.option import UNDERSCORES, Option, SectionedCommand
 from paceline.cli.flags.selection import known
 from paceline.cli.flags.spec import fields, say_what_is_exposed
@@ -21,6 +21,7 @@ from paceline.cli.flags.where import (
     backend_for,
     given_where,
     own_options,
+    taking_part,
     where_options,
 )
 from paceline.cli.terminal.write import say
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 # What belongs to the code and the folders of the job, which stay.
 _KEPT = {"working_dir", "sync_mode", "sync_source", "log_dir"}
-_ALL = (*RANKS, *PROGRAM, *JOB, *FILES, *OUTPUT, *NODES, *TORCHRUN, *HOROVODRUN, *TENSORFLOW)
 
 
 def _changeable() -> list[Option]:
@@ -51,61 +51,57 @@ def _changeable() -> list[Option]:
     return [*options, *own_options()]
 
 
-def _resubmit(job: str, args: tuple[str, ...], fresh: bool, **given: Any) -> int:
+def _resubmit(job: str, args: tuple[str, ...], fresh: bool, **params: Any) -> int:
     """Run JOB again; it goes on from its newest checkpoint.
 
     Flags change what the job was submitted with, such as -n, --nnodes, --gpus, --env or --time-limit. ARGS replace all
     arguments of the script. The code and the folders stay as they were. With --on or -H, the job moves to other
     machines than it ran on: its code and its newest checkpoint are copied there.
     """
-    there = backend()
+    there, given = backend(), Given(params)
     here = backend_before(job, there) or there
     (old,) = known([job], there=here)
     refuse_running(old, here)
-    changes: dict[str, Any] = {"fresh": fresh, "resume_from": job, **({"args": args} if args else {})}
+    changes: dict[str, object] = {"fresh": fresh, "resume_from": job, **({"args": args} if args else {})}
     if here is not there:
         return _moved(old, here, there, given, changes)
     before = here.spec(job)
-    changes.update(_changes({**given, "nnodes": given["nnodes"] or str(before.nodes)}))
+    given.nnodes = given.nnodes or str(before.nodes)
+    changes.update(_changes(given))
     spec = changed(here.replaced(before, changes), {"name": next_name(old, before), **changes})
     say_what_is_exposed(spec)
-    return dry_run(spec, here) if given["dry_run"] else detached(spec, here)
+    return dry_run(spec, here) if given.dry_run else detached(spec, here)
 
 
-def _moved(old: Job, here: Backend, there: Backend, given: dict[str, Any], changes: dict[str, Any]) -> int:
+def _moved(old: Job, here: Backend, there: Backend, given: Given, changes: dict[str, object]) -> int:
     """Run a job again on another target than it ran on."""
     source, destination = able(here, Moves), able(there, Moves)
     export = source.export(old.name, fresh=bool(changes["fresh"]))
     before = here.spec(old.name)
     where = given_where()
-    names_hosts = where.get("on") is None
-    nodes = given["nnodes"] or (None if names_hosts else str(before.nodes))
+    names_hosts = where.on is None
+    given.nnodes = given.nnodes or (None if names_hosts else str(before.nodes))
     kept = kept_there(before, here, there, say)
     if names_hosts:  # as with submit, the hosts say how many nodes and ranks there are, unless other flags do
-        there = backend_for({**_nothing(), **where, **given, "nnodes": nodes})
+        given.of_backends = where.of_backends
+        there = backend_for(given, hosts=taking_part(given))
         destination = able(there, Moves)
-    changes.update(_changes({**given, "nnodes": nodes, **(where if names_hosts else {})}))
+    changes.update(_changes(given))
     spec = changed(kept, {"name": next_name(old, before), **changes})
     say_what_is_exposed(spec)
     refuse_nodes_here(spec, there)
     prepared = destination.prepare_moved(spec, export)
-    if given["dry_run"]:
+    if given.dry_run:
         click.echo(prepared.text())
         return 0
     return started(prepared, there)
 
 
-def _changes(given: dict[str, Any]) -> dict[str, Any]:
+def _changes(given: Given) -> dict[str, object]:
     """The fields of a job that the flags set."""
-    found = fields({**_nothing(), **given})
+    found = fields(given)
     found.pop("backend", None)
     return found
-
-
-def _nothing() -> dict[str, Any]:
-    """All flags of a job, none of them given."""
-    nothing: dict[str, Any] = {option.name or "": () if option.multiple else None for option in _ALL}
-    return {**nothing, "on": None, "script": None, "args": ()}
 
 
 def _parameters() -> Iterable[click.Parameter]:

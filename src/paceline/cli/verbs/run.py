@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
 from typing import TYPE_CHECKING, Any
 
 from paceline.backends import registry
-from paceline.cli.flags.job import HOROVODRUN, NODES, OUTPUT, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
+from paceline.cli.flags.job import OUTPUT, REHEARSAL, REST, SPEC, USUAL, Given
 from paceline.cli.flags.option import BOTH, ERR, OUT, UNDERSCORES, SectionedCommand, parse_numbers, parse_streams
 from paceline.cli.flags.selection import how_to_resume, warn
-from paceline.cli.flags.where import backend_for, is_elsewhere, job_options, target_of
+from paceline.cli.flags.where import backend_for, backend_of_job, is_elsewhere, job_options
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
@@ -23,43 +24,37 @@ if TYPE_CHECKING:
     from paceline.backends.foreground import Foreground, RankStreams
     from paceline.job.spec import JobSpec
 
-_BY_HAND = ("standalone", "node_rank", "master_addr", "rdzv_endpoint")  # who gives these starts each node himself
 
-
-def _run(**given: Any) -> int:
+def _run(**params: Any) -> int:
     """Run SCRIPT with ARGS on one or more ranks of this machine, of hosts that ssh reaches, or of an allocation.
 
     A torchrun command line works with torchrun replaced by `paceline run`; every flag may be written with - or _.
     """
-    from paceline.cli.flags.spec import (
-        say_what_idles,
-        say_what_is_exposed,
-        say_what_means_nothing,
-        spec_of,
-    )
+    from paceline.cli.flags.spec import say_what_idles, say_what_is_exposed, say_what_means_nothing, spec_of
     from paceline.cli.terminal.write import ended_by_signals
 
     from .submit import detached, dry_run, refuse_script
 
-    typed = given
-    rehearsed = rehearse.ranks_of(given)
-    spec, given = spec_of(given, run)
+    typed = Given(params)
+    rehearsed = rehearse.ranks_of(typed)
+    spec, given = spec_of(typed, run)
     say_what_means_nothing(given)
     say_what_is_exposed(spec)
-    there = backend_for(given, target_of(spec))
+    there = backend_of_job(given, spec)
     if rehearsed is not None:
         return rehearse.rehearse(rehearsed, spec, given, there)
-    if not given["detach"] and (found := _in_allocation(given, spec, there)) is not None:
-        there, follows = found
-        spec, given = spec_of({**typed, **follows}, run)
-    if given["stdin"] is not None and (given["detach"] or there.name != registry.HERE):
+    if not given.detach and (found := _in_allocation(given, spec, there)) is not None:
+        there, nnodes, ranks = found
+        typed.nnodes, typed.ranks = nnodes or typed.nnodes, ranks or typed.ranks
+        spec, given = spec_of(typed, run)
+    if given.stdin is not None and (given.detach or there.name != registry.HERE):
         raise UserError("--stdin: only ranks on this machine, in the foreground, can read it; leave the flag out")
-    if given["detach"]:
+    if given.detach:
         refuse_script(given)
-    if given["dry_run"]:
-        return dry_run(spec, there, detached=given["detach"])
-    if given["detach"]:
-        return detached(spec, there, verbose=given["verbose"])
+    if given.dry_run:
+        return dry_run(spec, there, detached=given.detach)
+    if given.detach:
+        return detached(spec, there, verbose=given.verbose)
     from paceline.backends.foreground import obey_signals
 
     early: list[int] = []
@@ -69,21 +64,22 @@ def _run(**given: Any) -> int:
         watched = _streams_of(given, prepared)
         job = there.run(prepared, progress, watched)
         obey_signals(job, early)
-    code = _follow(job, watched, verbose=given["verbose"])
+    code = _follow(job, watched, verbose=given.verbose)
     if code:
         _say_how_to_resume(job.name, there)
     return code
 
 
-def _in_allocation(given: dict[str, Any], spec: JobSpec, there: Backend) -> tuple[Backend, dict[str, Any]] | None:
-    """The backend that uses the allocation of this process, and what follows from it, as flags.
+def _in_allocation(given: Given, spec: JobSpec, there: Backend) -> tuple[Backend, str | None, str | None] | None:
+    """The backend that uses the allocation of this process, and the --nnodes and -n that follow from it.
 
     None if there is no allocation, or the job is not for it: its flags name other places, or say that it is started on
     each node by hand, or on this machine alone. Warns if it was started several times, each for itself.
     """
-    is_named = given["on"] is not None
+    is_named = given.on is not None
+    by_hand = (given.standalone, given.node_rank, given.master_addr, given.rdzv_endpoint)  # given on each node
     if not is_named and (
-        is_elsewhere(given) or any(given[flag] not in (None, False) for flag in _BY_HAND)
+        is_elsewhere(given) or any(it not in (None, False) for it in by_hand)
         or (spec.node_range == (1, 1) and "nodes" in spec.given)
     ):  # fmt: skip
         return None
@@ -97,21 +93,22 @@ def _in_allocation(given: dict[str, Any], spec: JobSpec, there: Backend) -> tupl
     kind, allocation = found
     inside: Backend | None = there
     if there.name != registry.HERE or not allocation.is_here:
-        place = backend_for({**given, "on": kind}) if there.name == registry.HERE else there
+        flags = copy.copy(given)
+        flags.on = kind
+        place = backend_for(flags) if there.name == registry.HERE else there
         inside = place.within(allocation)
     if inside is None:
         return None
-    follows: dict[str, Any] = {}
-    if "nodes" not in spec.given:
-        follows["nnodes"] = str(len(allocation.hosts))
+    nnodes = None if "nodes" in spec.given else str(len(allocation.hosts))
+    ranks = None
     if "ranks" not in spec.given and allocation.ranks is not None:
         if not allocation.ranks:
             raise UserError(
                 f"the tasks of allocation {allocation.id} are not the same number on each node; say how many ranks each"
                 " node is to have with -n"
             )
-        follows["ranks"] = str(allocation.ranks)
-    return inside, follows
+        ranks = str(allocation.ranks)
+    return inside, nnodes, ranks
 
 
 def _say_how_to_resume(name: str, there: Backend) -> None:
@@ -145,7 +142,7 @@ def _follow(job: Foreground, streams: RankStreams, *, verbose: bool) -> int:
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 
-def _streams_of(given: dict[str, Any], prepared: Prepared) -> RankStreams:
+def _streams_of(given: Given, prepared: Prepared) -> RankStreams:
     """What of a job's output goes to the screen: the first rank of what is started here, and those that --tee names."""
     from paceline.backends.foreground import RankStreams
 
@@ -158,9 +155,9 @@ def _streams_of(given: dict[str, Any], prepared: Prepared) -> RankStreams:
     return RankStreams(first, others, split, several, _stdin(given, prepared.node_ranks))
 
 
-def _stdin(given: dict[str, Any], ranks: int) -> int | None:
+def _stdin(given: Given, ranks: int) -> int | None:
     """The local rank that reads this process's standard input."""
-    rank: int | None = given["stdin"]
+    rank = given.stdin
     if rank is None:
         return None
     if rank >= ranks:
@@ -174,21 +171,21 @@ def _stdin(given: dict[str, Any], ranks: int) -> int | None:
     return rank
 
 
-def _shown_streams(given: dict[str, Any], ranks: int, is_first: bool = True) -> dict[int, int]:
+def _shown_streams(given: Given, ranks: int, is_first: bool = True) -> dict[int, int]:
     """Which streams of which local ranks are shown: the first one's, and those that --tee names."""
     streams = {rank: BOTH if rank == 0 and is_first else 0 for rank in range(ranks)}
-    if given["local_ranks_filter"]:
-        chosen = parse_numbers("--local-ranks-filter", given["local_ranks_filter"])
+    if given.local_ranks_filter:
+        chosen = parse_numbers("--local-ranks-filter", given.local_ranks_filter)
         if max(chosen) >= ranks:
             raise UserError(f"--local-ranks-filter names {max(chosen)}, but there are {ranks} ranks, numbered from 0")
         streams = {rank: BOTH if rank in chosen else 0 for rank in range(ranks)}
-    if given["redirects"]:
-        hidden = parse_streams("--redirects", given["redirects"], ranks)
+    if given.redirects:
+        hidden = parse_streams("--redirects", given.redirects, ranks)
         streams = {rank: streams[rank] & ~hidden[rank] for rank in range(ranks)}
-    if given["tee"]:
-        added = parse_streams("--tee", given["tee"], ranks)
+    if given.tee:
+        added = parse_streams("--tee", given.tee, ranks)
         allowed = {r: BOTH for r in range(ranks)}
-        if given["local_ranks_filter"]:
+        if given.local_ranks_filter:
             allowed = {rank: BOTH if rank in chosen else 0 for rank in range(ranks)}
         streams = {rank: streams[rank] | (added[rank] & allowed[rank]) for rank in range(ranks)}
     return streams
@@ -206,15 +203,5 @@ run = SectionedCommand(
     callback=_run,
     usual=USUAL,
     context_settings={"allow_interspersed_args": False, **UNDERSCORES},
-    params=[
-        *job_options(),
-        *SPEC,
-        *OUTPUT,
-        *rehearse.REHEARSAL,
-        *NODES,
-        *TORCHRUN,
-        *HOROVODRUN,
-        *TENSORFLOW,
-        *PROGRAM_ARGUMENTS,
-    ],
+    params=[*job_options(), *SPEC, *OUTPUT, *REHEARSAL, *REST],
 )

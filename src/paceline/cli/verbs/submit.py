@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
+from paceline.cli.flags.job import REST, SPEC, USUAL, Given
 from paceline.cli.flags.option import UNDERSCORES, SectionedCommand
-from paceline.cli.flags.where import backend_for, job_options, target_of
+from paceline.cli.flags.where import backend_of_job, job_options
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.write import ended_by_signals, say
 from paceline.job.errors import UserError
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from paceline.job.spec import JobSpec
 
 
-def _submit(**given: Any) -> int:
+def _submit(**params: Any) -> int:
     """Submit a job that goes on without this terminal: SCRIPT with ARGS, or a YAML file that describes one.
 
     Flags take precedence over the file. `paceline get`, `logs -f`, `wait` and `stop` take the name that is printed.
     """
     from paceline.cli.flags.spec import say_what_is_exposed, say_what_means_nothing, spec_of
 
-    spec, given = spec_of(given, submit)
+    spec, given = spec_of(Given(params), submit)
     say_what_means_nothing(given)
     say_what_is_exposed(spec)
     refuse_script(given)
-    there = backend_for(given, target_of(spec))
-    return dry_run(spec, there) if given["dry_run"] else detached(spec, there, verbose=given["verbose"])
+    there = backend_of_job(given, spec)
+    return dry_run(spec, there) if given.dry_run else detached(spec, there, verbose=given.verbose)
 
 
-def refuse_script(given: dict[str, Any]) -> None:
+def refuse_script(given: Given) -> None:
     """Refuse --host-discovery-script, which only a job in the foreground can use."""
-    if given["host_discovery_script"] is not None:
+    if given.host_discovery_script is not None:
         raise UserError(
             "--host-discovery-script works with paceline run only; leave it out, and add hosts with paceline scaleout"
         )
@@ -85,5 +85,5 @@ submit = SectionedCommand(
     callback=_submit,
     usual=USUAL,
     context_settings={"allow_interspersed_args": False, **UNDERSCORES},
-    params=[*job_options(), *SPEC, *NODES, *TORCHRUN, *HOROVODRUN, *TENSORFLOW, *PROGRAM_ARGUMENTS],
+    params=[*job_options(), *SPEC, *REST],
 )

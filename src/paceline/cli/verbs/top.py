@@ -190,7 +190,7 @@ def _by_device(usage: Usage | None) -> str | None:
     return ", ".join(f"{gpu['device']}: {figures(gpu)}" for gpu in (usage.gpus if usage else ())) or None
 
 
-def _job_to_dict(row: _Row) -> dict[str, Any]:
+def _job_to_dict(row: _Row) -> dict[str, object]:
     job, usage = row
     return {
         "name": job.name,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.flags.job import HOROVODRUN, NODES, PROGRAM_ARGUMENTS, SPEC, TENSORFLOW, TORCHRUN, USUAL
-from paceline.cli.flags.option import UNDERSCORES, Option, SectionedCommand, Whole, in_section, new_file, output_option
-from paceline.cli.flags.where import backend_for, job_options, kind_of_hosts, target_of
+from paceline.cli.flags.job import REST, SPEC, USUAL, Given
+from paceline.cli.flags.option import UNDERSCORES, Option, Section, SectionedCommand, Whole, new_file, output_option
+from paceline.cli.flags.where import backend_of_job, job_options, kind_of_hosts
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.tables import Column, show
 from paceline.cli.terminal.write import say
@@ -45,33 +45,38 @@ _ALIKE = 0.05  # of a step: below that, the value that changes less is better
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")  # what no name of a job may hold
 _END = 60.0  # seconds to wait for the end of a trial that is ended
 # Fields of a job that a trial does not have, and those that a job file does not get.
-_NOT_TRIED: dict[str, Any] = {
+_NOT_TRIED: dict[str, object] = {
     "checkpoint_dir": None, "resume_from": None, "max_restarts": 0, "tensorboard": False, "tensorboard_dir": None,
     "ttl": None, "labels": {}, "log_dir": None,
 }  # fmt: skip
 _NOT_WRITTEN = {"name", "detached", "rendezvous"}
-_TUNE = in_section(
-    "Trials",
-    Option(["--methods"], metavar="NAME,…", help=f"What to try, of {', '.join(TRIED)}.  [default: {_METHODS}]"),
-    Option(
-        ["--try", "settings"],
-        multiple=True,
+_TUNE = Section("Trials")
+
+
+class _Given(Given):
+    """What a command line has given."""
+
+    output: str | None = None
+    methods = _TUNE.text(
+        "--methods", metavar="NAME,…", help=f"What to try, of {', '.join(TRIED)}.  [default: {_METHODS}]"
+    )
+    settings = _TUNE.texts(
+        "--try settings",
         metavar="NAME[=V,…]",
         help=f"Another setting to try, of {', '.join(SETTINGS)}; repeatable.  [default: workers]",
-    ),
-    Option(
-        ["--steps"],
+    )
+    steps = _TUNE.whole(
+        "--steps",
         type=Whole(_FEWEST),
         metavar="N",
         help=f"Steps to measure of each, after {SETTLING} that are not measured.  [default: {_STEPS}]",
-    ),
-    Option(
-        ["-w", "--write"],
+    )
+    write = _TUNE.text(
+        "-w --write",
         metavar="FILE.yaml",
         help="The job file that gets the choice.  [default: the one that is tuned, or a new one named as SCRIPT]",
-    ),
-    Option(["--no-write"], is_flag=True, help="Write no job file."),
-)
+    )
+    no_write = _TUNE.switch("--no-write", help="Write no job file.")
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class _Trial:
         return [seconds / (self.samples or 1.0) for seconds in self.windows]
 
 
-def _tune(**given: Any) -> int:
+def _tune(**params: Any) -> int:
     """Try ways to exchange gradients, and other settings: run SCRIPT with each, and write the best to a job file.
 
     SCRIPT is unchanged; it trains with run.setup, and leaves Strategy(sync=…) out. Settings of data are for
@@ -119,20 +124,21 @@ def _tune(**given: Any) -> int:
 
     from .submit import dry_run, refuse_script
 
-    path = given["script"]
-    is_file = not (given["module"] or given["no_python"]) and path.lower().endswith(JOB_FILES)
-    spec, given = spec_of(given, tune)
-    tried = _tried(given["methods"], given["settings"] or (), is_alone=spec.ranks == 1 and spec.nodes == 1)
-    steps, output = given["steps"] or _STEPS, given["output"]
+    typed = _Given(params)
+    path = typed.script
+    is_file = not (typed.module or typed.no_python) and path.lower().endswith(JOB_FILES)
+    spec, given = spec_of(typed, tune)
+    tried = _tried(given.methods, given.settings, is_alone=spec.ranks == 1 and spec.nodes == 1)
+    steps, output = given.steps or _STEPS, given.output
     say_what_means_nothing(given)
     say_what_is_exposed(spec)
     refuse_script(given)
     target = None
-    if not given["no_write"]:
-        target = Path(given["write"] or (path if is_file else f"{Path(spec.target).stem}.yaml"))
+    if not given.no_write:
+        target = Path(given.write or (path if is_file else f"{Path(spec.target).stem}.yaml"))
         _check_target(target, spec)
-    there = backend_for(given, target_of(spec))
-    if given["dry_run"]:
+    there = backend_of_job(given, spec)
+    if given.dry_run:
         return dry_run(_trial_spec(spec, {}, steps), there)
     with ended_by_signals(), ProgressLine() as progress:
         trials, chosen, notes = _search(tried, _Place(there, spec, steps, progress))
@@ -393,7 +399,7 @@ def _spread(trial: _Trial) -> str | None:
     return f"{show_instant(min(trial.windows))} … {show_instant(max(trial.windows))}"
 
 
-def _to_dict(trial: _Trial) -> dict[str, Any]:
+def _to_dict(trial: _Trial) -> dict[str, object]:
     return {
         "method": trial.value if trial.setting == _METHOD else None,
         "setting": trial.setting,
@@ -420,5 +426,5 @@ tune = SectionedCommand(
     callback=_tune,
     usual=(*(option.opts[0] for option in _TUNE), "--output", *USUAL[:7]),
     context_settings={"allow_interspersed_args": False, **UNDERSCORES},
-    params=[*job_options(), *_TUNE, _output(), *SPEC, *NODES, *TORCHRUN, *HOROVODRUN, *TENSORFLOW, *PROGRAM_ARGUMENTS],
+    params=[*job_options(), *_TUNE, _output(), *SPEC, *REST],
 )
