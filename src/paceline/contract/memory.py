@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +31,40 @@ class Memory:
     total: int
     available: int
     limit: int | None = None
+
+
+class PlannedWay(TypedDict):
+    """A way to keep a model: its memory in bytes, by what it is for, and whether that fits."""
+
+    name: str
+    parts: dict[str, int]
+    total: int
+    fits: bool
+
+
+class PlannedRow(TypedDict):
+    """What a number of ranks can do: which way would be chosen, all of them, and the one that the script names."""
+
+    ranks: int
+    memory: int
+    used: float  # the part of it that may be used
+    chosen: str
+    ways: list[PlannedWay]
+    own: PlannedWay | None
+
+
+class Planned(TypedDict):
+    """What the script's process writes in `paceline plan`."""
+
+    model: str
+    trained: int
+    frozen: int
+    units: int
+    shard: bool | int | str
+    together: str | None
+    optimizers: list[str]
+    measured: bool
+    rows: list[PlannedRow]
 
 
 def memory_given(env: Mapping[str, str]) -> int | None:

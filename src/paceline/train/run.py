@@ -325,14 +325,12 @@ class Run(Collectives):
         _check_reduction(reduction, weight)
         if weight is not None and not isinstance(weight, torch.Tensor) and not 0 <= weight < float("inf"):
             raise ValueError(f"weight={weight} is not a number of 0 or more")
-        options: dict[str, Any] = {"retain_graph": retain_graph}
         if inputs is not None:
             inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-            options["inputs"] = inputs
         is_sum = reduction == "sum"
 
         def compute(factor: float | Tensor) -> None:
-            self._metrics.times.backward(loss, factor, **options)
+            self._metrics.times.backward(loss, factor, retain_graph=retain_graph, inputs=inputs)
             self._prepared.saw_loss(loss)
             if self._trial is not None:
                 self._trial.saw_loss(unscaled(loss))
@@ -382,7 +380,8 @@ class Run(Collectives):
         parts = split(batch, (model.strategy.microbatches or 4 * model.strategy.pipeline) if model.stages else 1)
         weights = [weight(part.targets) for part in parts] if weight is not None else None
         if model.stages is None:
-            value = loss_of(model.wrapped(*parts[0].args, **parts[0].kwargs), parts[0].targets)
+            args, kwargs = parts[0].given
+            value = loss_of(model.wrapped(*args, **kwargs), parts[0].targets)
             self.backward(value, None if weights is None else weights[0], reduction=reduction)
             return unscaled(value).detach()
         box: list[Tensor] = []

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from paceline.backends.base import Backend
+    from paceline.contract.memory import Planned
     from paceline.job.job import Node
     from paceline.job.spec import JobSpec
 
@@ -110,7 +111,7 @@ def _plan(**given: Any) -> int:
 
 def _measured(
     words: Sequence[str], ranks: Iterable[str], env: Mapping[str, str], **options: Any
-) -> tuple[dict[str, Any] | None, int]:
+) -> tuple[Planned | None, int]:
     """What the process of a script, given as Python's words, says of numbers of ranks; and its exit code."""
     with tempfile.TemporaryDirectory(prefix="paceline-plan-") as folder:
         file = Path(folder) / "plan.json"
@@ -170,9 +171,10 @@ def fits(spec: JobSpec, prepared: JobSpec, there: Backend) -> str | None:
     env = {**spec.env, **({} if memory is None else {MEMORY: str(memory)})}
     words = [*(["-m"] if spec.module else []), name, *spec.args]
     with tempfile.TemporaryFile("w+", errors="replace") as said:
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
         try:
-            answer, code = _measured(words, [ranks], env, cwd=folder, timeout=_LONGEST, **streams)
+            answer, code = _measured(
+                words, [ranks], env, cwd=folder, timeout=_LONGEST, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+            )
         except subprocess.TimeoutExpired:
             return f"{unknown}: its first pass did not come within {_LONGEST} s; {more}"
         said.seek(0)
@@ -225,7 +227,7 @@ def _memory(spec: JobSpec, here: int, there: Backend) -> tuple[int | None, bool]
     return size or None, bool(size)
 
 
-def _fits(answer: Mapping[str, Any], *, is_known: bool) -> str:
+def _fits(answer: Planned, *, is_known: bool) -> str:
     """Whether a model fits."""
     (row,) = answer["rows"]
     ways = {way["name"]: way for way in row["ways"]}

@@ -14,7 +14,7 @@ import logging
 import selectors
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from paceline.train.control.errors import ReplicaMismatch
 from paceline.train.control.exit_report import has_failed
@@ -52,6 +52,20 @@ _COMPARED = 1.0  # seconds that shutdown waits for ranks that may still send wha
 _LAST = 1.0  # seconds for what other ranks have not taken yet when the engine ends
 _LOOK = 1.0  # seconds after which a thread that leads looks whether it still does: a signal handler may have ended that
 _SHUT_DOWN = "Horovod has been shut down"
+
+
+class _Message(TypedDict, total=False):
+    """A message to or from the coordinator; its requests and responses are lists of their fields when they come."""
+
+    m: str  # which operations that all ranks know, as a mask of bits; with it come q or r, and d
+    q: list[Any]  # requests
+    r: list[Any]  # responses
+    d: carried.Numbers
+    c: Message
+    end: str  # who has asked to shut down
+    drained: int
+    close: int
+    abort: str  # why
 
 
 class Engine:
@@ -322,7 +336,7 @@ class Engine:
         else:
             self._send({"m": f"{mask:x}", "q": requests, "d": data})
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: _Message) -> None:
         """Send to the coordinator, or from there to all."""
         self._star.send_to_all(json.dumps(message, separators=(",", ":")).encode())
 
@@ -337,7 +351,7 @@ class Engine:
         else:
             self._drained.add(rank)
 
-    def _from_rank(self, negotiator: Negotiator, rank: int, message: dict[str, Any]) -> None:
+    def _from_rank(self, negotiator: Negotiator, rank: int, message: _Message) -> None:
         if "q" in message:
             requests = [Request.of(fields) for fields in message["q"]]
             self._receive(negotiator, rank, int(message["m"], 16), requests, message["d"])
@@ -350,7 +364,7 @@ class Engine:
         elif "abort" in message:
             self._abort(message["abort"])
 
-    def _from_coordinator(self, message: dict[str, Any]) -> None:
+    def _from_coordinator(self, message: _Message) -> None:
         if "r" in message:
             self._do(int(message["m"], 16), [Response.of(fields) for fields in message["r"]], message["d"])
         elif "c" in message:

@@ -13,6 +13,7 @@ from paceline.contract.functions import dumps
 from paceline.horovod.common.process import engine, rank
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.train.group import sharded
+from paceline.train.torch_types import StateDict
 
 from .mpi_ops import allgather, broadcast_, broadcast_async_, synchronize
 
@@ -78,7 +79,7 @@ def broadcast_optimizer_state(
     state = broadcast_object(state, root_rank, "optimizer_state", process_set)
     if not is_root:
         # The base class loads it: a DistributedOptimizer would forget what its hooks have started.
-        torch.optim.Optimizer.load_state_dict(optimizer, cast("dict[str, Any]", state))
+        torch.optim.Optimizer.load_state_dict(optimizer, cast("StateDict", state))
 
 
 def begins_anew(process_set: ProcessSet) -> None:

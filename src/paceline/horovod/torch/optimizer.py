@@ -15,6 +15,7 @@ from paceline.horovod.common.process import engine, size, unnamed
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.horovod.common.util import split_list
 from paceline.horovod.engine.negotiation import UNNAMED
+from paceline.train.torch_types import ParamGroup
 
 from .compression import Compression, Compressor
 from .functions import broadcast_object
@@ -99,7 +100,7 @@ def DistributedOptimizer(
 class _DistributedOptimizer:
     """What the class that `DistributedOptimizer` makes has besides the methods of the optimizer's own class."""
 
-    param_groups: list[dict[str, Any]]
+    param_groups: list[ParamGroup]
     _original: Any
     _base_name: str  # of parameters that have none
 

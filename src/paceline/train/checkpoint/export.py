@@ -123,7 +123,7 @@ def _safetensors(part: str, tensors: dict[str, torch.Tensor], shards: Shards) ->
 
     kinds = {dtype: kind for kind, dtype in TYPES.items()}
     names = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)  # so that each is aligned
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
         tensor, begin = tensors[name], end

@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline.contract.checkpoint import temporary_name
 from paceline.contract.folder_lock import FolderLock, FolderTaken
+from paceline.train.torch_types import StateDict
 
 from .errors import CheckpointError
 from .export import Refused, complete, say
@@ -61,7 +62,7 @@ def main() -> None:
     complete(work, undo, f"cannot import into {folder}", Path(folder))
 
 
-def _write(target: Path, new: str, state: dict[str, Any], folder: str, *, force: bool) -> tuple[str, int]:
+def _write(target: Path, new: str, state: StateDict, folder: str, *, force: bool) -> tuple[str, int]:
     """Write and commit the checkpoint; returns its name, and the bytes of its only part."""
     import torch
 
@@ -95,7 +96,7 @@ def _write(target: Path, new: str, state: dict[str, Any], folder: str, *, force:
         raise CheckpointError(disk_format.describe(error, target, needed)) from error
 
 
-def _state(files: list[str]) -> dict[str, Any]:
+def _state(files: list[str]) -> StateDict:
     """The state of the model that is in the files, with tensors that are mapped into memory."""
     import torch
 
@@ -103,7 +104,7 @@ def _state(files: list[str]) -> dict[str, Any]:
     from paceline.train.parallel.weights import read_state
 
     state: collections.OrderedDict[str, Any] = collections.OrderedDict()
-    metadata: dict[str, Any] = {}
+    metadata: StateDict = {}
     of: dict[str, str] = {}
     left: list[str] = []
     for file in files:

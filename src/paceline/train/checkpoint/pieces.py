@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.tensor import DTensor
 
+    States = dict[str, Any]  # of the parts of a checkpoint, by their names
     Place = tuple[tuple[int, ...], tuple[int, ...]]  # the shape of a piece, and where it begins in each dimension
     Path_ = tuple[Any, ...]  # of keys and indices
     Pieces = dict[str, dict[Path_, tuple[tuple[int, ...], torch.Tensor]]]
@@ -37,7 +38,7 @@ _DICTS = (dict, collections.OrderedDict)
 # -- saving ------------------------------------------------------------------------------------------------------------
 
 
-def split(states: Mapping[str, Any]) -> tuple[dict[str, Any], Pieces, str]:
+def split(states: Mapping[str, Any]) -> tuple[States, Pieces, str]:
     """The states without what is sharded, this rank's pieces of that, and a digest of which tensors these are.
 
     Copies nothing. The digest must be the same on all ranks.

@@ -15,7 +15,7 @@ import secrets
 import socket
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from paceline.contract.checkpoint import MANIFEST, temporary_name
 from paceline.contract.handshake import HandshakeError
@@ -70,6 +70,14 @@ def spread(
                 return {int(who): name for who, name in json.loads(names).items()}
 
 
+class _Report(TypedDict):
+    """What a rank says in a round."""
+
+    goes_on: bool
+    failed: str
+    name: dict[int, str]  # the checkpoint that it has fetched
+
+
 def _introduce(offers: list[bytes]) -> bytes:
     known = {rank: offer for rank, offer in enumerate(map(json.loads, offers)) if offer is not None}
     for offer in known.values():
@@ -80,7 +88,7 @@ def _introduce(offers: list[bytes]) -> bytes:
 
 def _report(rank: int, fetched: Future[str] | None, folder: Path, who: str) -> bytes:
     """The state of this rank: still fetching, failed, or done with the name of the checkpoint."""
-    report: dict[str, Any] = {"goes_on": False, "failed": "", "name": {}}
+    report: _Report = {"goes_on": False, "failed": "", "name": {}}
     if fetched is not None and not wait([fetched], _ROUND).done:
         report["goes_on"] = True
     elif fetched is not None:

@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from paceline.train.replicas.saved import Saved
+
+    from .pieces import States
 
 __all__ = [
     "Checkpoint",
@@ -76,10 +78,31 @@ class Checkpoint:
     path: Path
     step: int
     world_size: int
-    shared_state: dict[str, Any]
+    shared_state: States
     rank_state: Any | None
     shards: Shards = field(default_factory=lambda: Shards([], _map))
     weights_only: bool = False
+
+
+class _Head(TypedDict):
+    """What a rank says before it saves."""
+
+    step: int
+    serial: int
+    sum: str
+    files: dict[str, int]  # their bytes, which follow
+    sharded: str
+    shard: int | None  # bytes of what it writes itself
+
+
+class _Ticket(TypedDict):
+    """What rank 0 answers: names are keys, also of ranks, as JSON has it."""
+
+    id: str
+    serial: int
+    sizes: dict[str, int]
+    shards: dict[str, int]
+    equal: bool
 
 
 class CheckpointStore:
@@ -371,7 +394,7 @@ class CheckpointStore:
                 if names:
                     raise CheckpointError(f"{name}: {why_refused(staged[name].rebuild(), names)}")
                 files[name] = file.getvalue()
-        head = {
+        head: _Head = {
             "step": step,
             "serial": serial,
             "sum": "" if comparing is None else comparing.digest(lambda part: staged[f"{part}.pt"].rebuild()),
@@ -381,15 +404,15 @@ class CheckpointStore:
         }
         return json.dumps(head).encode() + b"\n" + b"".join(files.values())
 
-    def _collect(self, failed: str, message: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def _collect(self, failed: str, message: bytes) -> tuple[_Ticket, dict[str, bytes]]:
         """The id and serial of the checkpoint, and, on ranks that write, the files of all ranks that they write."""
         files: dict[str, bytes] = {}
 
         def rule(messages: list[bytes]) -> bytes:
-            heads = []
+            heads: list[_Head] = []
             for each in messages:
-                head, _, body = each.partition(b"\n")
-                heads.append(json.loads(head))
+                line, _, body = each.partition(b"\n")
+                heads.append(json.loads(line))
                 files.update(_cut(heads[-1]["files"], body))
             for rank, head in enumerate(heads):
                 if head["step"] != heads[0]["step"]:
@@ -402,21 +425,21 @@ class CheckpointStore:
                         f"{failed}: other tensors are sharded on rank {rank} than on rank 0; all ranks must shard "
                         "the same"
                     )
-            ticket = {
+            ticket: _Ticket = {
                 "id": uuid.uuid4().hex,
                 "serial": 1 + max(head["serial"] for head in heads),
                 "sizes": {name: len(content) for name, content in files.items()},
-                "shards": {rank: head["shard"] for rank, head in enumerate(heads) if head["shard"] is not None},
+                "shards": {str(rank): head["shard"] for rank, head in enumerate(heads) if head["shard"] is not None},
                 "equal": len({head["sum"] for head in heads}) == 1,
             }
             return b"\n".join([json.dumps(ticket).encode(), b"" if self._is_one_folder else b"".join(files.values())])
 
         head, _, body = self._agreement.decide(message, rule).partition(b"\n")
-        ticket: dict[str, Any] = json.loads(head)
+        ticket: _Ticket = json.loads(head)
         return ticket, files if self._is_one_folder else dict(_cut(ticket["sizes"], body))
 
     def _write(
-        self, temporary: Path, step: int, staged: dict[str, Snapshot], ticket: dict[str, Any], files: dict[str, bytes]
+        self, temporary: Path, step: int, staged: dict[str, Snapshot], ticket: _Ticket, files: dict[str, bytes]
     ) -> None:
         """Write the files of this rank, all ranks at the same time; those that write a folder describe it."""
         failed = f"cannot save step {step} in {self.folder}"

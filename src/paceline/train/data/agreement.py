@@ -32,7 +32,7 @@ class Description:
     """The data and options that a rank has made a loader from."""
 
     what: str  # the data set, as messages name it
-    settings: dict[str, Any]  # options and lengths that must be the same on all ranks
+    settings: dict[str, object]  # options and lengths that must be the same on all ranks
     contents: dict[str, Content]  # of the data set, the sampler and the weights, by their names
 
     @classmethod

@@ -76,7 +76,7 @@ class _Exit:
         self._reader, self._writer = multiprocessing.Pipe(duplex=False)
         Finalize(None, self._notify, exitpriority=100)  # not called in forked children
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {"_pid": self._pid, "_reader": self._reader}
 
     def _notify(self) -> None:

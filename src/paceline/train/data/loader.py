@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.train.group.group import Group
+from paceline.train.torch_types import StateDict
 
 from .keep_working import KeepWorking
 from .sampler import EpochPosition, Mark, Shard, share
@@ -46,7 +47,7 @@ class Loader:
         position: EpochPosition,
         build: Callable[[], DataLoader[Any]],
         *,
-        made_of: dict[str, Any],
+        made_of: Mapping[str, object],
         sampler: Any,
         batch_sampler: Any,
         batch_size: int | None,
@@ -265,7 +266,7 @@ class Loader:
             batches,
         )
 
-    def state_dict(self, *, before: bool = False, at: Mark | None = None) -> dict[str, Any]:
+    def state_dict(self, *, before: bool = False, at: Mark | None = None) -> StateDict:
         """The position of training: small, the same on every rank, valid for any other number of ranks.
 
         If a stream is read in parts, this is a collective of all ranks.
@@ -279,12 +280,12 @@ class Loader:
             state |= {"stream": None, "parts": parts.to_plain()}
         return state
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Settings that must be the same on all ranks, by name."""
         state = self._position.state_dict()
         return {name.replace("_", " "): state[name] for name in ("order", "seed", "global_batch_size")}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Go to the position of `state`. Reads no data, and ends an iteration that is under way.
 
         If the loader was made with the `batch_size` of `state`, the global batch size becomes that of `state`, too.

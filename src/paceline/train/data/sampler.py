@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
+from paceline.train.torch_types import StateDict
+
 from .permutation import Order, Permutation, Sequential, WeightedDraws, WeightedPermutation
 from .random_state import RandomStream, derive_seed
 
@@ -96,7 +98,7 @@ class EpochPosition:
     def go_back(self, mark: Mark) -> None:
         self.epoch, self.position, self.stream, self.is_over, self.batches = mark
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The epoch, the position, and the settings that they depend on; the same on every rank, O(1)."""
         return {
             "epoch": self.epoch,
@@ -110,7 +112,7 @@ class EpochPosition:
             "global_batch_size": self.global_batch_size,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         for key, now in self.state_dict().items():
             if key in ("order", "seed", "dataset_size") and state[key] != now:
                 raise ValueError(

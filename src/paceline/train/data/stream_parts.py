@@ -11,7 +11,7 @@ import inspect
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -30,6 +30,13 @@ class Progress:
     def at(self, turn: int) -> Progress:
         """A copy that was used in step `turn` of the epoch."""
         return Progress(self.count, self.is_done, self.state, turn)
+
+
+class PlainParts(TypedDict):
+    """`Parts`, as checkpoints have them: of each part what `Progress` has."""
+
+    parts: int
+    progress: dict[int, tuple[int, bool, Any, int]]
 
 
 @dataclass(frozen=True)
@@ -57,12 +64,12 @@ class Parts:
                     latest[part] = progress
         return Parts(self.count, latest)
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> PlainParts:
         parts = {part: (each.count, each.is_done, each.state, each.turn) for part, each in self.progress.items()}
         return {"parts": self.count, "progress": parts}
 
     @classmethod
-    def from_plain(cls, state: Mapping[str, Any]) -> Parts:
+    def from_plain(cls, state: PlainParts) -> Parts:
         return cls(state["parts"], {part: Progress(*each) for part, each in state["progress"].items()})
 
 

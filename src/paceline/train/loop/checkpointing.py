@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.train.group.group import Group
     from paceline.train.parallel.prepared import Prepared, RankPart, Stateful
     from paceline.train.replicas.saved import Saved
+    from paceline.train.torch_types import StateDict
 
 log = logging.getLogger("paceline")
 _AGREE_EVERY = 10  # steps between two broadcasts of rank 0's clock, which decides for all
@@ -310,7 +311,7 @@ def check_parts(here: Mapping[str, Any], saved: Mapping[str, Any], loaders: int,
         )
 
 
-def _add_tied(state: dict[str, Any], module: torch.nn.Module) -> None:
+def _add_tied(state: StateDict, module: torch.nn.Module) -> None:
     """Add names of tensors of a module that files have under another name only, as most do of tied weights."""
     names: dict[int, list[str]] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():

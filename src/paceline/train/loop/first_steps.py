@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.train.data.loader import Loader
     from paceline.train.group.group import Group
     from paceline.train.parallel.prepared import Prepared
+    from paceline.train.torch_types import Arguments
 
     from .gradients import Gradients
     from .passes import Pass
@@ -44,13 +44,13 @@ class FirstSteps:
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
-    def model_called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, divided: bool) -> bool:
+    def model_called(self, given: Arguments, *, divided: bool) -> bool:
         """Look at a forward pass with gradients; returns whether to look at the next one."""
         if self._has_compared or divided or self._group.data_size == 1:
             self._has_compared = True
             return False
         content = Content()
-        for tensor in tensors_in((args, kwargs)):
+        for tensor in tensors_in(given):
             content.add(tensor)
         if not content.total:
             return True

@@ -9,11 +9,15 @@ resumed run leaves out the passes that have trained, and does the looks again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from paceline.train.data.random_state import random_states, set_random_states
+
+if TYPE_CHECKING:
+    from paceline.train.data.random_state import RandomStates
+    from paceline.train.torch_types import StateDict
 
 Body = tuple[int, int]  # one epoch of one loop: the number of the loop and the epoch, both from 0
 
@@ -28,10 +32,10 @@ class Pass:
         self.total = world_size  # samples of all ranks per step: the number of ranks
         self.done = 0  # items that the pass has yielded, including those of earlier attempts
         self._items = items
-        self._began: Mapping[str, Any] | None = None
+        self._began: RandomStates | None = None
         self._size = length_of(items)
 
-    def skip(self, taken: int, began: Mapping[str, Any] | None) -> None:
+    def skip(self, taken: int, began: RandomStates | None) -> None:
         """Before the first item: skip those that were trained on before a resume."""
         self.done, self._began = taken, began
 
@@ -99,9 +103,9 @@ class Passes:
         self._keep_random = keep_random
         self._ended = self._events = 0
         # Random states: where the body begins, where the pass under way began, and where passes that trained ended.
-        self._body: Any = None
-        self._began: Any = None
-        self._ends: dict[int, Any] = {}
+        self._body: RandomStates | None = None
+        self._began: RandomStates | None = None
+        self._ends: dict[int, RandomStates | None] = {}
 
     def restart(self) -> None:
         self.source, self.trains, self.target, self.left, self.looks = None, False, None, None, {}
@@ -181,14 +185,14 @@ class Passes:
     def set_random(self) -> None:
         self._set_random(self._body)
 
-    def _random(self) -> Any:
+    def _random(self) -> RandomStates | None:
         return random_states() if self._keep_random else None
 
-    def _set_random(self, states: Any) -> None:
+    def _set_random(self, states: RandomStates | None) -> None:
         if states is not None:
             set_random_states(states)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"body": self._body, "began": self._began, "ends": dict(self._ends)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -215,7 +219,7 @@ class EpochLoops:
         self.count: int | None = None  # number of its epochs; None before the first loop
         self.is_active = False  # whether an epoch is under way
         self._keep_random = keep_random
-        self._ends: list[Any] = []  # random states at the end of each loop
+        self._ends: list[RandomStates | None] = []  # random states at the end of each loop
         self._target: Body | None = None  # where a resumed run continues
 
     @property
@@ -248,8 +252,8 @@ class EpochLoops:
     def skip(self) -> None:
         """End the loop just entered, which was done before the resume; restore the random states from its end."""
         self.epoch = self.count or 0
-        if self.number < len(self._ends) and self._ends[self.number] is not None:
-            set_random_states(self._ends[self.number])
+        if self.number < len(self._ends) and (ends := self._ends[self.number]) is not None:
+            set_random_states(ends)
 
     def reach(self) -> None:
         """Go to the epoch in which a resumed run continues."""
@@ -263,7 +267,7 @@ class EpochLoops:
             unknown = [None] * (self.number - len(self._ends))  # those of a start with another number of ranks
             self._ends = [*self._ends[: self.number], *unknown, random_states()]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """This rank's random states at the ends of the loops."""
         return {"ends": list(self._ends)}
 

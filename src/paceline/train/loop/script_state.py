@@ -13,6 +13,8 @@ from paceline.train.group import sharded
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from paceline.train.torch_types import StateDict
+
 log = logging.getLogger("paceline")
 
 
@@ -50,7 +52,7 @@ class SavedState:
     def __init__(self, state: State, device: torch.device) -> None:
         self._state, self._device = state, device
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The values, and the names of those with tensors on a device."""
         values = dict(vars(self._state))
         return {"values": values, "on_device": [name for name, value in values.items() if _is_on_device(value)]}
@@ -67,12 +69,12 @@ class SavedState:
             own[name] = to_device(value, self._device) if name in saved["on_device"] else value
 
 
-def make_reshard(how: Callable[[Sequence[Any], int, int], Any] | str | None) -> Callable[..., dict[str, Any]]:
+def make_reshard(how: Callable[[Sequence[Any], int, int], Any] | str | None) -> Callable[..., StateDict]:
     """Return the function that makes a rank's values from those of another number of ranks."""
     if how is not None and how != "sum" and not callable(how):
         raise ValueError(f"reshard={how!r} is neither a function nor 'sum'")
 
-    def reshard(states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
+    def reshard(states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> StateDict:
         values = [dict(state["values"]) for state in states]
         if callable(how):
             own = how(values, rank, world_size)

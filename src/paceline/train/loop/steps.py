@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paceline.train.group.group import Group
     from paceline.train.metrics.metrics import Metrics
     from paceline.train.parallel.prepared import Prepared
+    from paceline.train.torch_types import Arguments, StateDict
 
     from .checkpointing import Checkpointing
     from .feed import Feed
@@ -432,12 +433,12 @@ class Steps:
         if self._replicas is not None:
             self._replicas.stepped(number, self.done + self.within)
 
-    def _model_called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _model_called(self, given: Arguments) -> bool:
         """Look at a forward pass of the first steps; returns whether to look at the next one."""
         if self._replicas is not None:
             self._replicas.begins(self.done)
         divided = any(isinstance(batch, Loader) for batch in self._batches)
-        return self._first is not None and self._first.model_called(args, kwargs, divided=divided)
+        return self._first is not None and self._first.model_called(given, divided=divided)
 
     def _other_stepped(self, number: int) -> None:
         """Note a step of an optimizer that was not set up, unless nothing is part of the run yet."""
@@ -602,7 +603,7 @@ class Steps:
             self._checkpoints.save(done, progress, block=block, compared=compared)
         self._is_late, self._is_fresh = False, True
 
-    def _states(self, marks: list[Mark]) -> list[dict[str, Any]]:
+    def _states(self, marks: list[Mark]) -> list[StateDict]:
         """The positions of the loaders, of which some may have been made later."""
         return [feed.loader.state_dict(at=mark) for feed, mark in zip(self.feeds, marks, strict=False)]
 

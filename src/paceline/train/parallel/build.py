@@ -23,6 +23,8 @@ from .nested import mapped, tensors_in
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from paceline.train.torch_types import Arguments
+
     from .weights import Weights
 
 _LARGE = 1 << 10  # numbers of a tensor from which on it gets no memory
@@ -67,8 +69,7 @@ class _Call:
     """
 
     function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    given: Arguments
     result: Any
     reads: frozenset[int]
     writes: frozenset[int]
@@ -98,46 +99,44 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             makes = any(argument.name == "device" for argument in func._schema.arguments)
             if not makes or torch.device(kwargs.get("device") or "cpu").type != "cpu":
                 return func(*args, **kwargs)
-            made, drawn = _drawing(func, args, {**kwargs, "device": "meta"})
+            made, drawn = _drawing(func, (args, {**kwargs, "device": "meta"}))
             if not isinstance(made, torch.Tensor) or made.numel() < _LARGE:
                 return func(*args, **kwargs)
             kept = args, {**kwargs, "device": torch.device("cpu")}
             return self._noted(func, kept, kept, made, drawn)
         if not any(isinstance(each, Unfilled) for each in given):
             return func(*args, **kwargs)
-        if torch.device(kwargs.get("device") or "cpu").type == "cpu" and self._goes_without(func, args, kwargs):
+        if torch.device(kwargs.get("device") or "cpu").type == "cpu" and self._goes_without(func, (args, kwargs)):
             options = {**kwargs, **({"device": torch.device("meta")} if kwargs.get("device") is not None else {})}
             kept = mapped(args, _kept), mapped(kwargs, _kept)  # before the call, which may change shapes
             try:
                 plain = (lambda each: each) if torch.Tag.inplace_view in func.tags else _on_meta
-                result, drawn = _drawing(func, mapped(args, plain), mapped(options, plain))
+                result, drawn = _drawing(func, mapped((args, options), plain))
             except (RuntimeError, NotImplementedError):  # it depends on numbers
                 pass
             else:
                 return self._noted(func, (args, kwargs), kept, result, drawn)
         return func(*mapped(args, self._filled), **mapped(kwargs, self._filled))
 
-    def _goes_without(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _goes_without(self, func: Any, given: Arguments) -> bool:
         """Whether a call returns tensors, and changes only such as have no numbers yet."""
-        changed = _changed(func, args, kwargs)
+        changed = _changed(func, given)
         kinds = [str(each.type) for each in func._schema.returns]
         return all("Tensor" in kind for kind in kinds) and all(isinstance(each, Unfilled) for each in changed)
 
     def _filled(self, value: Any) -> Any:
         return self.fill([value])[0] if isinstance(value, Unfilled) else value
 
-    def _noted(
-        self, func: Any, given: tuple[Any, Any], kept: tuple[Any, Any], result: Any, drawn: _Drawn | None
-    ) -> Any:
+    def _noted(self, func: Any, given: Arguments, kept: Arguments, result: Any, drawn: _Drawn | None) -> Any:
         """Note a call, and draw the random numbers that it would have drawn."""
-        args, kwargs = given
         if drawn is not None:
-            func(*mapped(args, _with_memory), **mapped(kwargs, _with_memory))
-        changed = _changed(func, args, kwargs)
-        reads = frozenset(_storage(each) for each in tensors_in((args, kwargs)) if isinstance(each, Unfilled))
+            args, kwargs = mapped(given, _with_memory)
+            func(*args, **kwargs)
+        changed = _changed(func, given)
+        reads = frozenset(_storage(each) for each in tensors_in(given) if isinstance(each, Unfilled))
         writes = frozenset(map(_storage, (*changed, *tensors_in(result))))
         made = mapped(result, _Empty.of)
-        self._calls.append(_Call(func, kept[0], kept[1], made, reads, writes, drawn))
+        self._calls.append(_Call(func, kept, made, reads, writes, drawn))
         if len(changed) == 1 and isinstance(result, torch.Tensor) and _storage(result) == _storage(changed[0]):
             return changed[0]
         return mapped(result, lambda each: each.as_subclass(Unfilled))
@@ -166,7 +165,8 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
                 if call.drawn is not None:
                     before = call.drawn[0].get_state()
                     call.drawn[0].set_state(call.drawn[1])
-                result = call.function(*real(call.args), **real(call.kwargs))
+                args, kwargs = real(call.given)
+                result = call.function(*args, **kwargs)
                 if call.drawn is not None and before is not None:
                     call.drawn[0].set_state(before)
                 for noted, made in zip(tensors_in(call.result, _Empty), tensors_in(result), strict=True):
@@ -263,8 +263,9 @@ def _kept(value: Any) -> Any:
     return _Empty.of(value) if isinstance(value, Unfilled) else value
 
 
-def _drawing(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, _Drawn | None]:
+def _drawing(func: Any, given: Arguments) -> tuple[Any, _Drawn | None]:
     """The result of a call without memory, and where its random numbers begin, which are not drawn yet."""
+    args, kwargs = given
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return func(*args, **kwargs), None
     generator = kwargs.get("generator") or torch.default_generator
@@ -274,9 +275,9 @@ def _drawing(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, _Drawn 
     return result, (generator, state)
 
 
-def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def _changed(func: Any, given: Arguments) -> list[torch.Tensor]:
     """The tensors that a call changes."""
-    kinds = func._schema.arguments
+    (args, kwargs), kinds = given, func._schema.arguments
     named = {**dict(zip((each.name for each in kinds), args, strict=False)), **kwargs}
     return list(tensors_in([named.get(it.name) for it in kinds if it.alias_info and it.alias_info.is_write]))
 

@@ -32,13 +32,14 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from paceline.train.group.group import Group
+    from paceline.train.torch_types import Arguments
 
     from .build import Built
     from .pipeline.stages import Stages
     from .strategy import Strategy
     from .sync.methods.synchroniser import Synchroniser
 
-    Look = Callable[[tuple[Any, ...], dict[str, Any]], bool]
+    Look = Callable[[Arguments], bool]
 
 log = logging.getLogger("paceline")
 _dtype, _requires_grad = operator.attrgetter("dtype"), operator.attrgetter("requires_grad")
@@ -273,34 +274,35 @@ class Model:
 
     # -- the forward pass ----------------------------------------------------------------------------------------------
 
-    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _forward(self, given: Arguments) -> Any:
         """The forward pass of `wrapped`."""
         if self._group.steps is not None and self.exchanges and torch.is_grad_enabled():
             raise RuntimeError(
                 f"{self.name} is called within run.pipeline_step, where not all ranks compute the loss, and so cannot "
                 "exchange its gradients; make it a part of the model whose blocks are on different ranks"
             )
-        self._see(args, kwargs)
+        self._see(given)
         if self._has_sync_norm and self.module.training and self._exchange is not None:
             with self._group.guard:
-                return self._run(args, kwargs)
-        return self._run(args, kwargs)
+                return self._run(given)
+        return self._run(given)
 
-    def _first_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _first_forward(self, given: Arguments) -> Any:
         """`_forward`, until there is nothing left to look at; compiled code does not look."""
         trains = torch.is_grad_enabled() and self.module.training and not self._is_evaluating
         if trains and not torch.compiler.is_compiling():
-            self._look_at(args, kwargs)
-        return self._forward(args, kwargs)
+            self._look_at(given)
+        return self._forward(given)
 
-    def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._look is not None and not self._look(args, kwargs):
+    def _look_at(self, given: Arguments) -> None:
+        if self._look is not None and not self._look(given):
             self._look = None
             self.wrapped.__dict__["_forward_together"] = self._forward
 
-    def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _see(self, given: Arguments) -> None:
         """Note a forward pass, and check that tensors are on the model's device."""
         self.was_called = self.was_called or torch.is_grad_enabled()
+        args, kwargs = given
         device = self._group.device
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Tensor) and value.device != device and value.dim():
@@ -309,7 +311,8 @@ class Model:
                     "take batches from run.dataloader, or move them with .to(run.device)"
                 )
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, given: Arguments) -> Any:
+        args, kwargs = given
         if self._group.world_size == 1 or not torch.is_grad_enabled():
             return self._compute(*args, **kwargs)
         if self._has_changed:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.train.group.group import Group
+    from paceline.train.torch_types import Arguments
 
     from .strategy import Strategy
 
@@ -270,7 +271,7 @@ def prepare_optimizer(
 
 def _with_reduced_loss(
     reduced_loss: Callable[[Any], Any], _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+) -> Arguments | None:
     """Before a step: make its closure, if there is one, return the loss over all ranks."""
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:

@@ -12,6 +12,8 @@ from .nested import mapped
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paceline.train.torch_types import StateDict
+
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
@@ -52,7 +54,7 @@ class HalfPrecision:
         return call
 
 
-def without_hooks(state: dict[str, Any]) -> dict[str, Any]:
+def without_hooks(state: StateDict) -> StateDict:
     """The `__dict__` of a module without the hooks of `HalfPrecision`, for files that are read without this package."""
     kept = {
         name: type(hooks)((key, hook) for key, hook in hooks.items() if not _is_ours(hook))

@@ -8,7 +8,7 @@ import os
 import types
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import torch
 
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from paceline.train.group.group import Group
+    from paceline.train.torch_types import ParamGroup, StateDict
 
     from .model import Look
     from .pipeline.stages import Stages
+    from .shard.choice import Options
     from .shard.optimizer import Parts
-    from .shard.undecided import Choices, Undecided
+    from .shard.undecided import Choices, Kept, Undecided
     from .sync.methods.synchroniser import Synchroniser
 
     Reshard = Callable[[Sequence[Any], int, int], Any]
@@ -103,6 +105,14 @@ class _Uses:
     seen: dict[int, int]
 
 
+class Trained(TypedDict):
+    """What is trained, and how, as a checkpoint has it."""
+
+    frozen: list[list[str]]  # names of parameters, of each model
+    kept: Sequence[Kept | None]  # how models are kept of which that was not known from the start
+    added: list[list[list[tuple[int, str] | None]]]  # names in groups that optimizers got later
+
+
 class Prepared:
     """The models and optimizers of a run, and what its checkpoints hold besides them.
 
@@ -127,7 +137,7 @@ class Prepared:
         self._groups_given: list[int] = []  # of each optimizer, when it was set up
         self._restored: set[frozenset[int]] = set()  # groups of parameters that a resume has added
         self._added: dict[int, list[Any]] = {}  # of each optimizer of a checkpoint, the groups that it had got later
-        self._waiting: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._waiting: weakref.WeakKeyDictionary[torch.optim.Optimizer, StateDict] = weakref.WeakKeyDictionary()
         self._changes = 0  # of what is exchanged
         self._uses: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Uses] = weakref.WeakKeyDictionary()
         self._follows: set[int] = set()  # places of optimizers after whose steps ranks may exchange something
@@ -242,7 +252,7 @@ class Prepared:
         mine = {id(parameter) for parameter in module.parameters()}
         return [n for n, each in enumerate(self.optimizers) if any(id(p) in mine for _, p in _named(each))]
 
-    def _settle(self, model: Undecided, options: Mapping[str, Any]) -> None:
+    def _settle(self, model: Undecided, options: Options) -> None:
         """Keep a model, of which it was not known how, as these options say. A collective of all ranks."""
         places = self._optimizers_of(model.module)
         made = self._made(model.module, dataclasses.replace(model.strategy, **options))
@@ -267,10 +277,10 @@ class Prepared:
         """Whether it is known how the models are kept that an optimizer updates."""
         return self._choices is None or not self._choices.has({id(p) for _, p in _named(optimizer)})
 
-    def decide(self, saved: Mapping[str, Any] | None = None) -> None:
+    def decide(self, saved: Trained | None = None) -> None:
         """Let it be known of each model how it is kept, as what `trained` has returned says; a collective."""
         if self._choices is not None:
-            self._choices.rest((saved or {}).get("kept", ()))
+            self._choices.rest(() if saved is None else saved.get("kept", ()))
 
     def _made(self, module: torch.nn.Module, strategy: Strategy) -> Model:
         """The model with its exchange: the only place that asks how it is kept."""
@@ -368,7 +378,7 @@ class Prepared:
         """Let groups of parameters that the optimizer gets later belong to the run."""
         add = optimizer.add_param_group
 
-        def add_param_group(_: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+        def add_param_group(_: torch.optim.Optimizer, param_group: ParamGroup) -> None:
             given = param_group["params"]
             param_group = {**param_group, "params": [given] if isinstance(given, torch.Tensor) else list(given)}
             if _ids(param_group) in self._restored:  # the script adds it again in the epoch that is resumed
@@ -380,7 +390,7 @@ class Prepared:
 
         optimizer.add_param_group = types.MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
 
-    def cut(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    def cut(self, optimizer: torch.optim.Optimizer, state: StateDict) -> StateDict:
         """The part of an optimizer's state whose groups it has; the others wait until the script adds them again."""
         groups = state["param_groups"][: len(optimizer.param_groups)]
         if optimizer not in self.optimizers or len(groups) == len(state["param_groups"]):
@@ -505,7 +515,7 @@ class Prepared:
         """The name of the method by which models exchange what they learn, or the names; None if none does."""
         return ", ".join(dict.fromkeys(model.method for model in self._models if model.method)) or None
 
-    def trained(self) -> dict[str, Any]:
+    def trained(self) -> Trained:
         """What is trained now, and how: names of frozen parameters, and those of groups that optimizers got later."""
         names = {id(p): (number, name) for number, m in enumerate(self._models) for name, p in m.named}
         added = [o.param_groups[given:] for o, given in zip(self.optimizers, self._groups_given, strict=True)]
@@ -520,7 +530,7 @@ class Prepared:
         for number, loose in enumerate(self._loose):
             loose.is_expected = _loose_part(number) in names
 
-    def train_as(self, saved: Mapping[str, Any]) -> None:
+    def train_as(self, saved: Trained) -> None:
         """Train what was trained when a checkpoint was taken, as with layers that are unfrozen in a later epoch."""
         changed: dict[bool, list[str]] = {True: [], False: []}
         for model, frozen in zip(self._models, saved["frozen"], strict=False):

@@ -13,6 +13,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline.train.torch_types import StateDict
+
 _NAMES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
@@ -44,7 +46,7 @@ class Weights:
         return found.to(like.dtype, copy=True)
 
 
-def read_state(file: str) -> dict[str, Any]:
+def read_state(file: str) -> StateDict:
     """What a file has, by its name: tensors, and with `torch.save` maybe other things.
 
     Raises:
@@ -53,7 +55,7 @@ def read_state(file: str) -> dict[str, Any]:
     return _safetensors(file) if file.endswith(".safetensors") else _saved(file)
 
 
-def _safetensors(file: str) -> dict[str, Any]:
+def _safetensors(file: str) -> StateDict:
     """The tensors of a file; the format is that of https://github.com/huggingface/safetensors."""
     try:
         with open(file, "rb") as opened:
@@ -76,7 +78,7 @@ def _safetensors(file: str) -> dict[str, Any]:
     return found
 
 
-def _saved(file: str) -> dict[str, Any]:
+def _saved(file: str) -> StateDict:
     """What is in a file of `torch.save`."""
     try:
         state = torch.load(file, map_location="cpu", mmap=True, weights_only=True)

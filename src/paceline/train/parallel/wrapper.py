@@ -14,6 +14,8 @@ from .precision import without_hooks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paceline.train.torch_types import Arguments
+
 _COMPILED = "_orig_mod"  # under this name, what torch.compile returns for a module has that module
 # The dicts of a module that the wrapper shares with the module inside.
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_load_state_dict_post_hooks")
@@ -35,7 +37,7 @@ class ParallelModel(torch.nn.Module):
     def __init__(
         self,
         module: torch.nn.Module,
-        forward: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        forward: Callable[[Arguments], Any],
         no_sync: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ class ParallelModel(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, and prepare to exchange gradients if there will be some."""
-        return self._forward_together(args, kwargs)
+        return self._forward_together((args, kwargs))
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Within this block, gradients are accumulated and not exchanged, as in DistributedDataParallel."""

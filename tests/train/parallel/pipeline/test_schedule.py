@@ -67,12 +67,12 @@ def test_microbatches_have_all_samples_in_order_and_are_of_equal_size(size: int,
     parts = split(((x, {"mask": mask, "flag": True}), y), count)
     assert len(parts) == min(size, count)
     assert max(part.samples for part in parts) - min(part.samples for part in parts) <= 1
-    assert torch.equal(torch.cat([part.args[0] for part in parts]), x)
+    assert torch.equal(torch.cat([part.given[0][0] for part in parts]), x)
     assert torch.equal(torch.cat([part.targets for part in parts]), y)
     for part in parts:
-        assert len(part.args[0]) == len(part.targets) == part.samples
-        assert part.args[1]["flag"] is True
-        assert size == 1 or torch.equal(part.args[1]["mask"], mask)
+        assert len(part.given[0][0]) == len(part.targets) == part.samples
+        assert part.given[0][1]["flag"] is True
+        assert size == 1 or torch.equal(part.given[0][1]["mask"], mask)
 
 
 @pytest.mark.parametrize("batch", [torch.zeros(4), (torch.zeros(4),), "x", (1, torch.zeros(4))])

@@ -148,7 +148,7 @@ def test_a_pass_is_measured_without_memory_and_without_a_trace() -> None:
 
     model.register_forward_pre_hook(count)
     state = torch.get_rng_state()
-    found = Twin(model, torch.device("cpu")).passes((torch.ones(10, 100),), {}, [f"{n}" for n in range(10)], None)
+    found = Twin(model, torch.device("cpu")).passes(((torch.ones(10, 100),), {}), [f"{n}" for n in range(10)], None)
     kept = 20 * 4000  # what each Tanh returns, which the next layer keeps too
     softmax = 3 * 4000  # of what stands for the loss, with its gradient
     assert kept <= found.whole <= kept + softmax + 2 * 4000 + 40_000  # and the gradient of one layer's weights

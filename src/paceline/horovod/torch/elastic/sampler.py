@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sized
-from typing import Any
 
 from torch.utils.data import Sampler
 
 from paceline.horovod.common.process import rank, size
+from paceline.train.torch_types import StateDict
 
 
 class ElasticSampler(Sampler[int]):
@@ -46,11 +46,11 @@ class ElasticSampler(Sampler[int]):
         """Note that every rank has processed a batch."""
         self.processed_num += batch_size * self.num_replicas
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The position in the epoch."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Return to a position, with the ranks there are now."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]

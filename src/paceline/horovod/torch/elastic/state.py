@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -25,6 +25,13 @@ class ObjectState(elastic.ObjectState):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(broadcast_object, rank, **kwargs)
+
+
+class _Committed(TypedDict):
+    """What was saved last: by handlers, and of other values."""
+
+    handlers: dict[str, Any]
+    objects: Any
 
 
 class TorchState(elastic.ObjectState):
@@ -83,11 +90,11 @@ class TorchState(elastic.ObjectState):
         for handler in self._handlers.values():
             handler.reset()
 
-    def _committed(self) -> dict[str, Any]:
+    def _committed(self) -> _Committed:
         """What was saved last, to be pickled."""
         return {"handlers": {name: it.saved for name, it in self._handlers.items()}, "objects": self._saved_state}
 
-    def _take_committed(self, saved: dict[str, Any]) -> None:
+    def _take_committed(self, saved: _Committed) -> None:
         """Return to what `_committed` has returned, in this process or an earlier one."""
         for name, handler in self._handlers.items():
             handler.saved = saved["handlers"][name]

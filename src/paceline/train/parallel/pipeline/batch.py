@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.train.parallel.nested import mapped, tensors_in
+from paceline.train.torch_types import Arguments
 
 
 class Microbatch(NamedTuple):
     """What a model is called with, what its loss compares the result with, and the number of samples."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    given: Arguments
     targets: Any
     samples: int
 
     def form(self) -> tuple[Any, ...]:
         """What the shapes of a model's results may depend on."""
-        return tuple((each.shape, each.dtype) for each in tensors_in((self.args, self.kwargs)))
+        return tuple((each.shape, each.dtype) for each in tensors_in(self.given))
 
 
 def split(batch: Any, count: int) -> list[Microbatch]:
@@ -51,10 +51,10 @@ def split(batch: Any, count: int) -> list[Microbatch]:
     count = max(1, min(count, size))
     numbers = [len(part) for part in torch.tensor_split(torch.empty(size), count)]
     parts = zip(_split(inputs, size, count), _split(targets, size, count), numbers, strict=True)
-    return [Microbatch(*_arguments(own), expected, samples) for own, expected, samples in parts]
+    return [Microbatch(_arguments(own), expected, samples) for own, expected, samples in parts]
 
 
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(inputs: Any) -> Arguments:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}

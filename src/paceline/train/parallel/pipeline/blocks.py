@@ -11,6 +11,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from paceline.train.torch_types import Arguments
+
 _PRIME = 1_000_003  # far more than there are microbatches
 _LOOKS = {"__get__", "size", "dim", "ndimension", "numel", "__len__", "is_floating_point", "get_device"}  # no numbers
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -145,7 +147,7 @@ class Blocks:
             raise RuntimeError(
                 f"{self._names[number]} is on another rank; with pipeline=, call the model, and not its blocks"
             )
-        given = self._begin(number, args, kwargs)
+        given = self._begin(number, (args, kwargs))
         length = self._received.length if self._received is not None else None
         with torch._C.DisableTorchFunctionSubclass():  # it may be one already
             self._last = Between(given.detach().as_subclass(PassedOver), length)
@@ -153,13 +155,13 @@ class Blocks:
 
     def _compute(self, number: int, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._is_within:
-            self._begin(number, args, kwargs)
+            self._begin(number, (args, kwargs))
         elif not self._is_again:
             return compute(*args, **kwargs)
         if number == self._own.start:
             torch.manual_seed(self._seed + _PRIME * (number + 1))  # other numbers than those of other stages
             if self._received is not None:
-                args, kwargs = _with_first(args, kwargs, self._received.tensor)
+                args, kwargs = _with_first((args, kwargs), self._received.tensor)
         if self._is_again and not self._is_within:
             return compute(*args, **kwargs)
         result = compute(*args, **kwargs)
@@ -168,26 +170,28 @@ class Blocks:
             raise _Ended
         return result
 
-    def _begin(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def _begin(self, number: int, given: Arguments) -> torch.Tensor:
         """Check that a block is called next, and with what the one before has returned, which is returned."""
-        name, given = self._names[number], next(iter((*args, *kwargs.values())), None)
+        args, kwargs = given
+        name, first = self._names[number], next(iter((*args, *kwargs.values())), None)
         if number != self._next:
             expected = self._names[self._next] if self._next < len(self._names) else "the end"
             raise RuntimeError(
                 f"{name} was called where {expected} comes next: with pipeline=, the forward pass calls each of its "
                 "blocks once, in their order; name others in units=, or use shard=True"
             )
-        if not isinstance(given, torch.Tensor) or (self._last is not None and given is not self._last.tensor):
+        if not isinstance(first, torch.Tensor) or (self._last is not None and first is not self._last.tensor):
             raise RuntimeError(
                 f"{name} is not called with what {self._names[number - 1] if number else 'is before it'} has returned "
-                f"as its first argument, but with {_described(given)}: with pipeline=, blocks follow each other with "
+                f"as its first argument, but with {_described(first)}: with pipeline=, blocks follow each other with "
                 "nothing between them; name others in units=, or use shard=True"
             )
         self._next += 1
-        return given
+        return first
 
 
-def _with_first(args: tuple[Any, ...], kwargs: dict[str, Any], new: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with_first(given: Arguments, new: Any) -> Arguments:
+    args, kwargs = given
     if args:
         return (new, *args[1:]), kwargs
     return args, {**kwargs, next(iter(kwargs)): new}

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from paceline.train.parallel.build import Built
     from paceline.train.parallel.model import Look
     from paceline.train.parallel.strategy import Strategy
+    from paceline.train.torch_types import Arguments
 
     Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -175,7 +176,8 @@ class PipelineModel(Model):
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, given: Arguments) -> Any:
+        args, kwargs = given
         return self.module(*args, **kwargs)
 
     def _pass(self, *args: Any, **kwargs: Any) -> Any:
@@ -191,7 +193,7 @@ class PipelineModel(Model):
         # Ranks with other data may have other numbers of passes, and then others must not count them.
         guard = self._group.guard if self._group.data_size == 1 else contextlib.nullcontext()
         with torch.no_grad(), guard:
-            microbatch = Microbatch(args, kwargs, None, 0)
+            microbatch = Microbatch((args, kwargs), None, 0)
             with self._random() as seed:
                 self.is_stepping = True  # for passes within this one
                 try:
@@ -238,7 +240,7 @@ class PipelineModel(Model):
         """
         stages, module = self.stages, self.module
         self.was_called = True
-        self._look_at(microbatches[0].args, microbatches[0].kwargs)
+        self._look_at(microbatches[0].given)
         if self._has_changed:
             self.refresh()
         if module.training and len(stages.replicas) > 1:
@@ -283,7 +285,7 @@ class PipelineModel(Model):
         if self._steps >= COMPARED:
             return
         self._steps += 1
-        passed = ((each.args, each.kwargs, each.targets) for each in microbatches)
+        passed = ((each.given, each.targets) for each in microbatches)
         if line := other_batches(passed, self.stages.forward):
             raise RuntimeError(line)
 
@@ -310,7 +312,8 @@ class PipelineModel(Model):
         """What has come from the stage before, and what this one has computed, which goes to the next."""
         form = (microbatch.form(), self.module.training, torch.is_grad_enabled(), self._is_trained())
         received = self._links.receive_result(form) if self.stages.index else None
-        result = self._blocks.run(lambda: call(*microbatch.args, **microbatch.kwargs), received, seed)
+        args, kwargs = microbatch.given
+        result = self._blocks.run(lambda: call(*args, **kwargs), received, seed)
         if not self.stages.is_last:
             self._links.send_result(result, form)
         return received, result

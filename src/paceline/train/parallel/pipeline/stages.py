@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from paceline.train.group.group import Group
+    from paceline.train.torch_types import StateDict
 
 _CLIP = inspect.unwrap(torch.nn.utils.clip_grad_norm_).__code__
 _RANDOM = ("normal", "uniform", "xavier", "kaiming", "orthogonal", "sparse", "bernoulli", "random", "exponential")
@@ -176,7 +177,7 @@ class Stages:
     def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         return [each for group in optimizer.param_groups for each in group["params"]]
 
-    def _saved(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    def _saved(self, optimizer: torch.optim.Optimizer, state: StateDict) -> None:
         """In what `state_dict` returns, say who has what is kept for each number of a parameter."""
         parameters = self._parameters(optimizer)
         for number, kept in state["state"].items():
@@ -188,7 +189,7 @@ class Stages:
                     for name, each in kept.items()
                 }
 
-    def _loaded(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    def _loaded(self, optimizer: torch.optim.Optimizer, state: StateDict) -> StateDict:
         """Of what `load_state_dict` is given, take what is for this rank's parameters."""
         parameters = self._parameters(optimizer)
         kept = {}
@@ -200,7 +201,7 @@ class Stages:
             kept[number] = {name: _local(value) for name, value in values} if values else each
         return {**state, "state": kept}
 
-    def complete(self, state: dict[str, Any]) -> None:
+    def complete(self, state: StateDict) -> None:
         """Add to the state of an optimizer what other stages keep. A collective of all ranks."""
         own = {
             number: {name: _form(value) for name, value in kept.items()}

@@ -16,6 +16,9 @@ _BUCKETS = 2 * (25 << 20)  # bytes of rows that are gathered after a step, see `
 _WHOLE = ("recompute",)  # options that also have an effect on models that are not sharded
 
 
+Options = dict[str, Any]  # of `Strategy`, that say how a model is kept: shard, reshard, recompute and offload
+
+
 class Tensor(NamedTuple):
     """A parameter: its rows, the bytes of a row, whether it is trained, and its unit, -1 if it is in none."""
 
@@ -93,7 +96,7 @@ class Way:
     """
 
     name: str
-    options: Mapping[str, Any]
+    options: Options
     parts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -120,14 +123,14 @@ class Limits:
     on_gpu: bool = False
     is_half: bool = False
     accumulates: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     rows: bool = True
     parts: bool = True
 
 
 def ways(sizes: Sizes, limits: Limits) -> list[Way]:
     """All ways that are possible, the fastest first."""
-    steps: list[tuple[str, dict[str, Any], bool]] = [
+    steps: list[tuple[str, Options, bool]] = [
         ("a copy on each rank", {"shard": False}, True),
         ('shard="optimizer"', {"shard": "optimizer"}, limits.ranks > 1 and limits.rows),
         ("shard=True, reshard=False", {"shard": True, "reshard": False}, limits.ranks > 1 and limits.parts),
@@ -149,12 +152,12 @@ def ways(sizes: Sizes, limits: Limits) -> list[Way]:
     return found
 
 
-def applies(option: str, options: Mapping[str, Any]) -> bool:
+def applies(option: str, options: Options) -> bool:
     """Whether an option has an effect where models are kept in this way."""
     return options["shard"] is True or option in _WHOLE
 
 
-def with_given(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def with_given(options: Options, given: Options) -> Options:
     """The options of a way, and those of the script that have an effect there."""
     return {**options, **{name: value for name, value in given.items() if applies(name, options)}}
 
@@ -215,7 +218,7 @@ def in_words(size: float) -> str:
     return f"{size:.3g} GB"
 
 
-def _parts(sizes: Sizes, limits: Limits, options: Mapping[str, Any]) -> dict[str, int]:
+def _parts(sizes: Sizes, limits: Limits, options: Options) -> dict[str, int]:
     """The memory of a way, by what it is for."""
     is_cut, rows = options["shard"] is True, options["shard"] == "optimizer"
     ranks = limits.ranks if is_cut else 1

@@ -11,8 +11,7 @@ from paceline.train.parallel.nested import mapped
 
 if TYPE_CHECKING:
     from paceline.train.group.group import Group
-
-    Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+    from paceline.train.torch_types import Arguments
 
 _ENDS = -1  # what a rank says that has no more batches, in place of the number of a model
 
@@ -20,7 +19,7 @@ _ENDS = -1  # what a rank says that has no more batches, in place of the number 
 class Gathered(Protocol):
     """A model whose pass is a collective."""
 
-    def compute_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def compute_again(self, given: Arguments) -> Any:
         """Compute a pass whose result is not used."""
 
 
@@ -45,9 +44,9 @@ class JointPasses:
         self._models.append(model)
         return len(self._models) - 1
 
-    def goes_on(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def goes_on(self, number: int, given: Arguments) -> None:
         """Say that this rank computes a pass of a model."""
-        self._last[number] = args, kwargs
+        self._last[number] = given
         if self._ranks is not None and _ENDS in self._said(number):
             self._give(number)
 
@@ -55,7 +54,7 @@ class JointPasses:
         """Compute passes until all ranks have ended."""
         while self._ranks is not None and (number := max(self._said(_ENDS))) != _ENDS:
             self._give(number)
-            self._models[number].compute_again(*self._last[number])
+            self._models[number].compute_again(self._last[number])
         self._last.clear()
 
     def _said(self, own: int) -> list[int]:

@@ -21,6 +21,8 @@ from .choice import Passes, Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from paceline.train.torch_types import Arguments
+
 
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
     """Counts the bytes of tensors that are made within it.
@@ -84,9 +86,7 @@ class Twin:
         if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
             self._parameters.clear()  # a copy of it has the parameters of the original
 
-    def passes(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], units: Collection[str], precision: torch.dtype | None
-    ) -> Passes:
+    def passes(self, given: Arguments, units: Collection[str], precision: torch.dtype | None) -> Passes:
         """What a pass takes, with these arguments.
 
         Raises:
@@ -97,16 +97,14 @@ class Twin:
         log, states = logging.getLogger(FakeTensorMode.__module__), random_states()
         was_quiet, log.disabled = log.disabled, True
         try:
-            return self._passes(args, kwargs, units, precision, trains=True)
+            return self._passes(given, units, precision, trains=True)
         except Exception:  # as with batch norm and a last batch of one sample in an evaluation
-            return self._passes(args, kwargs, units, precision, trains=self._module.training)
+            return self._passes(given, units, precision, trains=self._module.training)
         finally:
             log.disabled = was_quiet
             set_random_states(states)
 
-    def _passes(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], units: Collection[str], precision: Any, *, trains: bool
-    ) -> Passes:
+    def _passes(self, given: Arguments, units: Collection[str], precision: Any, *, trains: bool) -> Passes:
         found: list[int] = []
         for is_sharded in (False, True):
             if is_sharded and (precision is None or not units):
@@ -117,7 +115,7 @@ class Twin:
                     found += found
                     continue
                 module = self._copy(units, again=again, precision=precision if is_sharded else None).train(trains)
-                found.append(self._pass(module, args, kwargs, precision))
+                found.append(self._pass(module, given, precision))
             found[-1] = min(found[-2:])
         return Passes(*found)
 
@@ -139,9 +137,7 @@ class Twin:
                         owner._parameters[name] = torch.nn.Parameter(parameter.to(precision), parameter.requires_grad)
         return module
 
-    def _pass(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], precision: torch.dtype | None
-    ) -> int:
+    def _pass(self, module: torch.nn.Module, given: Arguments, precision: torch.dtype | None) -> int:
         """The most bytes of a pass, without gradients of parameters."""
         autocast: Any = contextlib.nullcontext()
         if precision is not None:
@@ -154,9 +150,9 @@ class Twin:
                 for parameter in trained
             ]
             try:
-                given = mapped((args, kwargs), self._stand_in)
+                args, kwargs = mapped(given, self._stand_in)
                 with autocast:
-                    returned = module(*given[0], **given[1])
+                    returned = module(*args, **kwargs)
                 loss = _loss(returned)
                 del returned
                 if loss.requires_grad:  # and not those of others, such as parameters outside of the model

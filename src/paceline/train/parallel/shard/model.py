@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import inspect
 import logging
 import sys
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import ParallelStyle
 
     from paceline.train.group.group import Group
     from paceline.train.parallel.build import Built
     from paceline.train.parallel.model import Look
     from paceline.train.parallel.strategy import Strategy
+    from paceline.train.torch_types import Arguments
 
     from .evaluation import JointPasses
 
@@ -124,7 +127,7 @@ class ShardedModel(Model):
         self, units: Mapping[str, torch.nn.Module], mesh: DeviceMesh, divide: Callable[[torch.nn.Module, str], None]
     ) -> None:
         """Shard a model, a unit at a time; `divide` divides its layers before."""
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         if "ignored_params" not in inspect.signature(fully_shard).parameters:
             raise RuntimeError(
@@ -136,9 +139,9 @@ class ShardedModel(Model):
         whole = {p for p in module.parameters() if not can_be_sharded(p)}
         whole |= {p for unit in units.values() for p in scales(unit)} if is_half else set()
         check_units(module, units, whole)
-        options: dict[str, Any] = {"mesh": mesh, "ignored_params": whole}
-        if self.strategy.offload and group.device.type != "cpu":
-            options["offload_policy"] = CPUOffloadPolicy()
+        offloads = self.strategy.offload and group.device.type != "cpu"
+        offload = CPUOffloadPolicy() if offloads else OffloadPolicy()
+        shard = functools.partial(fully_shard, mesh=mesh, ignored_params=whole, offload_policy=offload)
         # Autocast would keep a copy in bfloat16 of all that is gathered, until the backward pass.
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         if not is_half:
@@ -154,9 +157,9 @@ class ShardedModel(Model):
                 before = dict(part.named_parameters())
                 divide(part, name)
                 if part is module:  # torch keeps what is beside the units until the end of the pass
-                    fully_shard(part, **options)
+                    shard(part)
                 else:
-                    fully_shard(part, reshard_after_forward=self.strategy.reshard, mp_policy=policy, **options)
+                    shard(part, reshard_after_forward=self.strategy.reshard, mp_policy=policy)
                 for own, parameter in part.named_parameters():
                     if parameter is not before[own]:
                         self._replaced(before[own], parameter)
@@ -194,7 +197,7 @@ class ShardedModel(Model):
 
     # -- the forward pass ----------------------------------------------------------------------------------------------
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, given: Arguments) -> Any:
         if self._was_cut:
             self.module.reset_iter_state()  # type: ignore[operator]
             self._was_cut = False
@@ -202,18 +205,18 @@ class ShardedModel(Model):
             if self._has_changed:
                 self.refresh()
             self.late.forget()
-            self._compare(args, kwargs)
+            self._compare(given)
             if self.module.training:
                 self.share_buffers()
-        return self._computed(args, kwargs)
+        return self._computed(given)
 
-    def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _compare(self, given: Arguments) -> None:
         """In the first passes, check that ranks that compute layers together were given the same batch."""
         ranks = self._together or self._by_script
         if self._compared >= COMPARED or ranks is None:
             return
         self._compared += 1
-        line = other_batches((args, kwargs), ranks)
+        line = other_batches(given, ranks)
         if line and self._together is not None:
             raise RuntimeError(line)
         if line:  # a script may give each of them a part of the sequence
@@ -224,9 +227,7 @@ class ShardedModel(Model):
     def _is_training(self) -> bool:
         return torch.is_grad_enabled() and not self._is_evaluating
 
-    def _before_pass(
-        self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _before_pass(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Before each pass, also one that a method of the model begins: let ranks without batches take part."""
         alone = not (self._is_training or self._is_repeating)
         if torch.is_inference_mode_enabled():
@@ -235,14 +236,15 @@ class ShardedModel(Model):
             self._mode.enter_context(torch.no_grad())
             args, kwargs = mapped((args, kwargs), _changeable)
         if alone:
-            self._passes.goes_on(self._number, args, kwargs)
+            self._passes.goes_on(self._number, (args, kwargs))
         return args, kwargs
 
     def _after_pass(self, *_: Any) -> None:
         """After each pass, also one that an error has ended: leave what it has entered."""
         self._mode.close()
 
-    def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _computed(self, given: Arguments) -> Any:
+        args, kwargs = given
         try:
             result = self._compute(*args, **kwargs)
         except RuntimeError as error:
@@ -269,12 +271,12 @@ class ShardedModel(Model):
         """Note that an error has ended a pass."""
         self._was_cut = True
 
-    def compute_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def compute_again(self, given: Arguments) -> None:
         """Take part in a pass of other ranks."""
         self._is_repeating = True
         try:
             with torch.no_grad():
-                self._computed(args, kwargs)
+                self._computed(given)
         finally:
             self._is_repeating = False
 
@@ -346,7 +348,7 @@ class ShardedModel(Model):
             forget_groups()
 
 
-def _within(plan: Mapping[str, Any], units: Collection[str], unit: str) -> dict[str, Any]:
+def _within(plan: Mapping[str, ParallelStyle], units: Collection[str], unit: str) -> dict[str, ParallelStyle]:
     """What a plan has for the layers of a unit, by their names in it; "" is what is outside of all units."""
     if unit:
         own = {name.removeprefix(f"{unit}."): style for name, style in plan.items() if name.startswith(f"{unit}.")}

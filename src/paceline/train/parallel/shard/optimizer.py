@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from paceline.train.group.group import Group
+    from paceline.train.torch_types import StateDict
 
 _EACH_NUMBER = (
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"
@@ -179,7 +180,7 @@ class Parts:
         assert self._mesh is not None
         return cut(own, parameter, self._mesh, (Shard(0),))
 
-    def _cut(self, parameter: torch.Tensor, kept: dict[str, Any]) -> None:
+    def _cut(self, parameter: torch.Tensor, kept: StateDict) -> None:
         """Keep this rank's rows of what is kept for a parameter."""
         like = self.like(parameter)
         for name, value in kept.items() if like is not None else ():
@@ -188,7 +189,7 @@ class Parts:
                 kept[name] = (value if is_dtensor(value) else part_of(value, like)).to_local()
 
     @torch.no_grad()
-    def _saved(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    def _saved(self, optimizer: torch.optim.Optimizer, state: StateDict) -> None:
         """In what `state_dict` returns, say which part of the whole each tensor is."""
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         for number, kept in state["state"].items():
@@ -202,7 +203,7 @@ class Parts:
                     for name, value in kept.items()
                 }
 
-    def _loaded(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    def _loaded(self, optimizer: torch.optim.Optimizer, state: StateDict) -> StateDict:
         """Of what `load_state_dict` is given, take this rank's rows."""
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         kept = {number: dict(each) if isinstance(each, dict) else each for number, each in state["state"].items()}

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -29,15 +29,16 @@ from .model import can_be_sharded, check_units
 from .optimizer import check_each_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from paceline.contract.memory import Planned, PlannedRow, PlannedWay
     from paceline.train.group.group import Group
     from paceline.train.parallel.build import Built
     from paceline.train.parallel.strategy import Strategy
+    from paceline.train.torch_types import Arguments
 
+    from .choice import Options
     from .evaluation import JointPasses
-
-    Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _SMALL = 16  # a model has so little of the memory that is free that it may be there whole at first
 _FIXED = ("reshard", "recompute", "offload")  # options that hold if the script has set them
@@ -65,9 +66,11 @@ class Undecided(Model):
         self._choose, self._is_last = choose, strategy.accumulate == 1
         self._passes, self._number = passes, passes.add(self)
         self._hook = module.register_forward_pre_hook(_Begins(self), prepend=True, with_kwargs=True)
-        plain: dict[str, Any] = {"shard": False, "units": None, "reshard": True, "recompute": False, "offload": False}
-        plain |= {"compile": False, "sync_batchnorm": False, "precision": "fp32"}
-        super().__init__(module, group, dataclasses.replace(strategy, **plain), built=built)
+        plain = dataclasses.replace(
+            strategy, shard=False, units=None, reshard=True, recompute=False, offload=False, compile=False,
+            sync_batchnorm=False, precision="fp32",
+        )  # fmt: skip
+        super().__init__(module, group, plain, built=built)
         self.strategy = strategy
         empty = [(name, each) for name, each in module.named_parameters() if isinstance(each, Unfilled)]
         self._empty = [(name, each, each._version) for name, each in empty]
@@ -90,24 +93,25 @@ class Undecided(Model):
         self._compute = self._compute_together = self.module
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.begins(args, kwargs)
+    def _forward(self, given: Arguments) -> Any:
+        self.begins(given)
+        args, kwargs = given
         return self.wrapped(*args, **kwargs)
 
-    def begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begins(self, given: Arguments) -> None:
         """A pass begins, with these arguments: choose."""
         if self.is_decided:
             return
         may_be_alone = self._is_evaluating or not torch.is_grad_enabled()  # some ranks may have no batches
         with torch.inference_mode(False):
             if may_be_alone:
-                self._passes.goes_on(self._number, args, kwargs)
-            self._choose((args, kwargs))
+                self._passes.goes_on(self._number, given)
+            self._choose(given)
 
-    def compute_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def compute_again(self, given: Arguments) -> None:
         """Take part in the choice that other ranks make."""
         with torch.inference_mode(False):
-            self._choose((args, kwargs))
+            self._choose(given)
 
     def exchange(self, last: bool) -> None:
         """Note whether the next backward is the last of its accumulation."""
@@ -153,7 +157,7 @@ class _Begins:
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before a pass: choose, and call the hooks that sharding has added, which torch does not know yet."""
         known = set(module._forward_pre_hooks)
-        self._model.begins(args, kwargs)
+        self._model.begins((args, kwargs))
         for hook in [hook for key, hook in module._forward_pre_hooks.items() if key not in known]:
             args, kwargs = hook(module, args, kwargs) or (args, kwargs)
         return args, kwargs
@@ -173,6 +177,15 @@ def _nothing(*_: Any) -> None:
     """In place of the hook, in copies and files."""
 
 
+class Kept(TypedDict):
+    """What a checkpoint has of a model: how many ranks keep it, and in which way."""
+
+    ranks: int
+    way: str
+    options: Options
+    passes: list[int] | None
+
+
 class Choices:
     """All models of a run of which it is not known from the start how ranks keep them.
 
@@ -180,14 +193,12 @@ class Choices:
         divides_batches: whether the batches of a rank become smaller with more ranks.
     """
 
-    def __init__(
-        self, group: Group, passes: JointPasses, settle: Callable[[Undecided, Mapping[str, Any]], None]
-    ) -> None:
+    def __init__(self, group: Group, passes: JointPasses, settle: Callable[[Undecided, Options], None]) -> None:
         """`settle` keeps a model as some options of a strategy say."""
         self._group, self._passes, self._settle, self.divides_batches = group, passes, settle, False
         self._models: list[Undecided] = []
         self._optimizers: list[Callable[[], list[torch.optim.Optimizer]]] = []  # of each of them
-        self._records: list[dict[str, Any] | None] = []  # what a checkpoint has of each
+        self._records: list[Kept | None] = []  # what a checkpoint has of each
         self._taken = 0  # bytes that models take of which it is known
         if PLAN in os.environ:
             multiprocessing.util.get_temp_dir()  # workers of data loaders get it too, so that one folder is to go
@@ -208,7 +219,7 @@ class Choices:
         self._records.append(None)
         return model
 
-    def rest(self, saved: Sequence[Mapping[str, Any] | None] = ()) -> None:
+    def rest(self, saved: Sequence[Kept | None] = ()) -> None:
         """Choose for models that had no pass yet, as a checkpoint says or without measuring. All ranks call this."""
         for number, model in enumerate(self._models):
             if model.is_decided:
@@ -238,7 +249,7 @@ class Choices:
                     "is kept; call the model that run.setup returned, or choose another shard="
                 )
 
-    def records(self) -> list[dict[str, Any] | None]:
+    def records(self) -> list[Kept | None]:
         """What a checkpoint must have, so that a resumed run keeps the models alike."""
         return self._records
 
@@ -252,11 +263,11 @@ class Choices:
         chosen, passes = decide(self._models[number], self._optimizers[number](), passes, self._taken)
         self._taken += chosen.way.total
         kept = None if passes is None else [*passes]
-        options = dict(chosen.way.options)
+        options = chosen.way.options
         ranks = self._group.world_size
         self._keep(number, {"ranks": ranks, "way": chosen.way.name, "options": options, "passes": kept})
 
-    def _keep(self, number: int, record: dict[str, Any]) -> None:
+    def _keep(self, number: int, record: Kept) -> None:
         self._records[number] = record
         self._models[number].free()
         self._settle(self._models[number], record["options"])
@@ -269,7 +280,7 @@ def measured(model: Undecided, arguments: Arguments | None) -> Passes | None:
     units, module = _units(model), model.free()
     precision = torch.bfloat16 if model.strategy.precision == "bf16" else None
     try:
-        return Twin(module, model.group.device).passes(*arguments, units, precision)
+        return Twin(module, model.group.device).passes(arguments, units, precision)
     except Exception as error:  # the script's code, which may need numbers
         why = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
         if model.group.is_main:
@@ -294,7 +305,7 @@ def sizes_of(model: Undecided, optimizers: Sequence[torch.optim.Optimizer], pass
     return Sizes(tensors, sum(b.nbytes for b in module.buffers()), state / per, scratch / per, passes)
 
 
-def fixed(strategy: Strategy) -> dict[str, Any]:
+def fixed(strategy: Strategy) -> Options:
     """The options that the script has set itself."""
     return {name: value for name in _FIXED if (value := getattr(strategy, name)) is not (name == "reshard")}
 
@@ -396,7 +407,7 @@ def write_plan(
     """
     memory = budget(model.group, model.module)
     is_shared = memory_given(os.environ) is None and model.group.device.type == "cpu"
-    rows = []
+    rows: list[PlannedRow] = []
     for planned in os.environ[PLANNED].split(","):
         ranks, here = (int(number or 0) for number in planned.partition("/")[::2])
         here = here or ranks
@@ -416,7 +427,7 @@ def write_plan(
     counts = {is_trained: 0 for is_trained in (True, False)}
     for parameter in model.module.parameters():
         counts[parameter.requires_grad] += parameter.numel()
-    answer = {
+    answer: Planned = {
         "model": model.name,
         "trained": counts[True],
         "frozen": counts[False],
@@ -433,8 +444,8 @@ def write_plan(
     end_planned()
 
 
-def _described(way: Way, usable: float) -> dict[str, Any]:
-    return {"name": way.name, "parts": way.parts, "total": way.total, "fits": way.total <= usable}
+def _described(way: Way, usable: float) -> PlannedWay:
+    return {"name": way.name, "parts": dict(way.parts), "total": way.total, "fits": way.total <= usable}
 
 
 def end_planned() -> NoReturn:

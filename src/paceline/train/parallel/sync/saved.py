@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.train.group.group import Group
+    from paceline.train.torch_types import StateDict
 
     from .methods.synchroniser import Synchroniser
     from .options import Sync
@@ -50,7 +51,7 @@ class SavedSync:
         self._model, self._method, self._group = model, describe(options), group
         self._has_warned = False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """What the exchange keeps, and its method."""
         return {"method": self._method, "kept": self._model.synchroniser.state_dict()}
 

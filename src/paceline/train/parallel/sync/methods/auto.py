@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.train.parallel.sync.options import AutoSync
     from paceline.train.parallel.sync.route import Route
     from paceline.train.parallel.sync.wires.wire import Wire
+    from paceline.train.torch_types import StateDict
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ class AutoExchange(EveryStepExchange):
             self._ways = [(route, wire)]
         self._watch, self.method = None, name
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """See `Synchroniser.state_dict`: the choice, and what its method keeps."""
         return {} if self._watch is not None else {"choice": self.method, **super().state_dict()}
 

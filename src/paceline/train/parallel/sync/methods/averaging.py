@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from paceline.train.parallel.sync.route import Route
     from paceline.train.parallel.sync.wires.wire import Wire
+    from paceline.train.torch_types import StateDict
 
     Future = torch.futures.Future[torch.Tensor]
     Task = Callable[[], torch.Tensor]
@@ -153,7 +154,7 @@ class Averaging:
         """Why an average has failed on this rank."""
         return self._worker.error
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """What this rank keeps between averages."""
         return {} if self._wire is None else self._wire.state_dict()
 

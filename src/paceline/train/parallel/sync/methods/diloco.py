@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
     from paceline.train.parallel.sync.options import DiLoCo
+    from paceline.train.torch_types import StateDict
 
     from .averaging import Averaging
 
@@ -81,7 +82,7 @@ class Fragment:
         self.common.add_(gradient.add(self.momentum, alpha=momentum), alpha=-rate)
         self.write(self.common if keep == 0 else self.local().mul_(keep).add_(self.common, alpha=1 - keep))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """What a checkpoint holds; an exchange that is under way is waited for, and its result is in it."""
         pending = self.received()
         return {"common": self.common.clone(), "momentum": self.momentum.clone(), "pending": pending}
@@ -213,7 +214,7 @@ class DiLoCoExchange(ApartExchange):
         for each, mean in zip(buffers, means(buffers, lambda flat: self._averaging.now(flat, exact=True)), strict=True):
             each.copy_(mean)
 
-    def common_state(self) -> dict[str, Any]:
+    def common_state(self) -> StateDict:
         """See `Synchroniser.common_state`: the mean of all ranks, which go on with what they have."""
         if not self._is_apart:
             return self._module.state_dict()
@@ -233,7 +234,7 @@ class DiLoCoExchange(ApartExchange):
         """See `Synchroniser.model_loaded`: a new cycle begins, without momentum."""
         self._steps, self._is_started, self._is_apart = 0, False, False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         if not self._is_started:
             return {}
         return {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from paceline.train.parallel.sync.route import Route
     from paceline.train.parallel.sync.wires.wire import Wire
+    from paceline.train.torch_types import StateDict
 
 
 class EveryStepExchange(Synchroniser):
@@ -85,7 +86,7 @@ class EveryStepExchange(Synchroniser):
     def error(self) -> Exception | None:
         return next((worker.error for worker in self._workers if worker.error is not None), None)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         wires = {str(number): wire.state_dict() for number, (_, wire) in enumerate(self._ways) if wire is not None}
         return {"steps": self._steps, "wires": wires} if any(wires.values()) else {}
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
     from paceline.train.parallel.sync.options import LocalSGD
+    from paceline.train.torch_types import StateDict
 
     from .every_step import EveryStepExchange
 
@@ -65,7 +66,7 @@ class Pace:
         ratio = first_rate * loss / (rate * first_loss)
         self.every = max(1, min(MOST_LOCAL, math.ceil(math.sqrt(ratio * self._initial))))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """What a checkpoint holds."""
         total = None if self._sum is None else self._sum.clone()
         return {"every": self.every, "first": self._first, "sum": total, "count": self._count}
@@ -155,8 +156,8 @@ class LocalExchange(ApartExchange):
             self._have_momenta = not lacking.item()
         return own if self._have_momenta else []
 
-    def common_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._module.state_dict()
+    def common_state(self) -> StateDict:
+        state: StateDict = self._module.state_dict()
         if not self._apart:
             return state
         names = [name for name, each in state.items() if floating([each])]
@@ -165,7 +166,7 @@ class LocalExchange(ApartExchange):
             **dict(zip(names, means([state[name] for name in names], self._averaging.average), strict=True)),
         }
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {
             "steps": self._steps,
             "apart": self._apart,

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
+    from paceline.train.torch_types import StateDict
+
 
 class Synchroniser(ABC):
     """Exchanges what the ranks learn about one model.
@@ -70,7 +72,7 @@ class Synchroniser(ABC):
     def settle(self) -> None:  # noqa: B027 - for most, they always have
         """Make the model the same on all ranks, which call this together."""
 
-    def common_state(self) -> dict[str, Any] | None:
+    def common_state(self) -> StateDict | None:
         """The state of the model that is the same on all ranks, which call this together; None if it is the model's."""
         return None
 
@@ -78,7 +80,7 @@ class Synchroniser(ABC):
         """The model has been given another state, the same on all ranks."""
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """What this rank alone keeps between steps."""
 
     @abstractmethod

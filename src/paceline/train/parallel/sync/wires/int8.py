@@ -14,6 +14,8 @@ from .wire import Residuals, Wire, all_gather, all_to_all, starts, sum_in_order
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline.train.torch_types import StateDict
+
 _SCALE = 4  # bytes, before the values of a block
 
 
@@ -126,7 +128,7 @@ class Int8(Wire):
         scales = sent[..., :_SCALE].contiguous().view(torch.float32)
         return self.unpack(sent[..., _SCALE:].contiguous()) * scales
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return self._residuals.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

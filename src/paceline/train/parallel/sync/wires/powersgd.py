@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
+    from paceline.train.torch_types import StateDict
+
 _SEED = 20190531  # of the first matrices Q, which must be the same on all ranks
 
 
@@ -94,7 +96,7 @@ class PowerSGD(Wire):
             found = torch.randn(like.shape[1], self._rank, generator=generator)
         return found.to(like)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         seconds = {str(number): each.clone() for number, each in self._seconds.items()}
         return {"residuals": self._residuals.state_dict(), "seconds": seconds}
 

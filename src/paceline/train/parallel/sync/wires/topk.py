@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
+    from paceline.train.torch_types import StateDict
+
 
 class TopK(Wire):
     """Sends the largest values of each gradient and their places, 8 bytes each, to K - 1 ranks.
@@ -46,7 +48,7 @@ class TopK(Wire):
         for part in received.view(self.ranks, 2, -1):
             tensor.index_add_(0, part[1].long(), part[0].view(torch.float32).to(tensor.dtype))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return self._residuals.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

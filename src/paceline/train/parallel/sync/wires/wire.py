@@ -12,6 +12,8 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from paceline.train.torch_types import StateDict
+
     Start = Callable[[torch.Tensor, torch.Tensor], dist.Work]  # with what is received, and what is sent
 
 
@@ -105,7 +107,7 @@ class Residuals:
         self._buckets[tuple(keys)] = made
         return made
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The residuals by the number of the parameter."""
         return {str(number): part.clone() for number, part in self._parts.items()}
 
@@ -145,7 +147,7 @@ class Wire(ABC):
     def sum(self, tensor: torch.Tensor, keys: Sequence[tuple[int, int]], step: int) -> None:
         """Sum a contiguous floating-point tensor over the ranks, in place."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """What this rank keeps between steps."""
         return {}
 
