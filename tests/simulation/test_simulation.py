@@ -126,6 +126,10 @@ FOUND = {
         880026, "elastic", nodes=4, restarts=2, grace=25.0, latency=0.1, spread=6.0, obeys=False,
         faults=(Fault(10.05, "split", 1, 59.4), Fault(11.95, "kill")),
     ),
+    "a resumed job failed as a fork server ended before the next attempt, though it had restarts left": Schedule(
+        83511, nodes=3, restarts=1, latency=0.1,
+        faults=(Fault(3.76, "suspend job", 2, 0.4), Fault(36.22, "fork server ends", 1, 10.3)),
+    ),
     "nodes did not know of a Ctrl-C that came while the job was being suspended, and called the job failed": Schedule(
         83742, nodes=2, restarts=0, grace=2.0, latency=0.002, obeys=False, stubborn=True, lingers=0,
         faults=(

@@ -24,7 +24,9 @@ class Attempt(Step):
     def check_ranks(self) -> None:
         """After a change of the ranks: record it, and send the coordinator what it waits for."""
         ranks, state = self.ranks, self.state
-        if state.is_newcomer and ranks.is_ready:
+        # Where ranks of the job were before, the next attempt starts another fork server; it counts if that ends too.
+        is_tried_again = bool(ranks.server_failure) and self.status["start"] is not None
+        if state.is_newcomer and (ranks.is_ready or is_tried_again):
             self.set(is_newcomer=False)
             self.send({"do": "prepared"})
         if self.status["state"] != "RUNNING" and not state.halted and ranks.have_started and ranks.has_live_ranks:
@@ -32,7 +34,7 @@ class Attempt(Step):
                 self.arm("limit", self.spec.time_limit if state.limit_left is None else state.limit_left)
             self.write(state="RUNNING")
         if state.reported or state.halted:
-            if ranks.server_failure and (self.state.is_newcomer or not ranks.current):
+            if ranks.server_failure and (self.state.is_newcomer or not (ranks.current or is_tried_again)):
                 self.fail(ranks.server_failure, ranks.server_cause)
         else:
             self.report()
