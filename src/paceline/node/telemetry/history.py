@@ -41,9 +41,10 @@ _OF_LINE = {"time", "epoch", "step", "attempt", "sync_method"}  # keys of a line
 def history(run: RunDirectory, since: float = 0.0, points: int = POINTS) -> NodeHistory:
     """The history in a run directory."""
     status = run.read_status() or {}
+    agent = status.get("agent")
     missing: list[str] = []
     found: NodeHistory = {
-        "host": (status.get("agent") or {"host": ""})["host"],
+        "host": agent.get("host", "") if agent else "",
         "node_rank": status.get("node_rank") or 0,
         "telemetry": [],
         "metrics": None,
