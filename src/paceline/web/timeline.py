@@ -148,7 +148,7 @@ class _Told:
 
     def _hang(self, event: EventRecord, time: float) -> None:
         hang = event.get("hang")
-        self._to("hung", time - ((hang.get("seconds") or 0.0) if hang else 0.0))
+        self._to("hung", time - float((hang.get("seconds") or 0.0) if hang else 0.0))
         self._hung_until = time
 
     def _stop(self, _: EventRecord, time: float) -> None:

@@ -343,6 +343,16 @@ def test_a_locked_index_is_done_without(paceline: Paceline) -> None:
     assert "reading the jobs' folders instead" in done.stderr
 
 
+@pytest.mark.parametrize("wrong", [{"slow": 5}, {"nodes": "two"}])
+def test_a_value_of_another_type_hides_no_other_job(paceline: Paceline, wrong: dict[str, Any]) -> None:
+    recorded.ended(paceline, "good", "bad")
+    path = paceline.home / "jobs/bad/status.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    states = {job["name"]: job for job in paceline.json("list", "-A")}
+    assert (states["good"]["state"], states["bad"]["error"][:21]) == ("SUCCEEDED", "its folder is damaged")
+    paceline.succeeds("delete", "bad")
+
+
 def test_folders_that_are_no_jobs_are_no_jobs(paceline: Paceline) -> None:
     recorded.ended(paceline, "it")
     jobs = paceline.home / "jobs"
