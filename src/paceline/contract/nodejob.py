@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .records import AllocationRecord, CheckpointRecord, CodeRecord, DataRecord, SlurmOptions, Value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Record:
     """A record that is sent or stored in JSON.
 
@@ -27,6 +27,16 @@ class Record:
     """
 
     parts: ClassVar[Mapping[str, type[Record]]] = {}
+
+    # Once for all, as dataclass compiles its own anew for each class whenever a command starts.
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON has it."""
@@ -48,7 +58,7 @@ class Record:
         return {it.name: getattr(self, it.name) for it in fields(kind)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Running(Record):
     """How a job runs: what its user asks for, and its agents take as it is."""
 
@@ -73,7 +83,7 @@ class Running(Record):
     detached: bool = False  # the job outlives the process that started it and its terminal
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Circumstances(Record):
     """What a job meets that its user has not asked for, and its agents take as it is."""
 
@@ -97,7 +107,7 @@ class Circumstances(Record):
     stdin: tuple[int, str] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class NodeJob(Running):
     """A job as nodes read it: what its user asks for, or that as a node has completed it; see `job.spec.JobSpec`."""
 
@@ -157,7 +167,7 @@ class NodeJob(Running):
         return int(low), int(high or low)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class RankStreams(Record):
     """Which streams of which local ranks are shown, in torchrun's numbers: 1 stdout, 2 stderr, 3 both.
 
@@ -186,7 +196,7 @@ class RankStreams(Record):
         return (self.others if rank else self.first).get(local_rank, 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Brought(Record):
     """What comes with the request of a job that resumes one from elsewhere, but for the code."""
 
@@ -209,7 +219,7 @@ class Brought(Record):
         return Path(run if self.into == "run" else work, os.path.expanduser(self.path))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Order(Circumstances):
     """What a client asks a machine to make: its part of a job."""
 
@@ -247,7 +257,7 @@ class Order(Circumstances):
         return self.rank_streams.split if self.rank_streams is not None else ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class StoredJob(Record):
     """What `job.json` holds: a job as its user asked for it, and what is known of it."""
 
@@ -260,7 +270,7 @@ class StoredJob(Record):
     code: CodeRecord | None = None  # of its copy of its code
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class BatchOrder(Record):
     """A part of a job that a scheduler starts, in a file; see `node.host.batch`."""
 
@@ -282,7 +292,7 @@ class BatchOrder(Record):
     kept_logs: str | None = None  # the folder in which its logs are kept too, see `node.host.pod.KeptLog`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class SlurmOrder(Record):
     """A job for a machine that has sbatch; see `node.host.slurm.place.submit`."""
 

@@ -8,7 +8,6 @@ home and those that the job names.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -199,6 +198,8 @@ def _in_file(root: Path, image: str, program: str) -> ImageFacts:
             raise Refused(f"there is no {path}; copy the image there, or name one in a registry: docker://NAME")
         return {"reference": str(path), "is_there": True}
     source = image if "://" in image or image.startswith(_NAMED) else f"docker://{image}"
+    import hashlib  # takes long, and each job imports this module
+
     path = root / "images" / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.sif"
     return {"reference": str(path), "is_there": path.exists(), "source": source}
 
