@@ -69,7 +69,7 @@ def _until(home: Path, event: str) -> None:
     """Wait until the newest job has recorded an event."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        logs = sorted((home / "jobs").glob("*/events.jsonl"), key=os.path.getmtime)
+        logs = sorted((home / "jobs").glob("*/journal.jsonl"), key=os.path.getmtime)
         if logs and f'"event": "{event}"' in logs[-1].read_text():
             return
         time.sleep(0.01)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from paceline.backends.kubernetes.api.errors import ApiError, with_run_as
@@ -50,12 +50,12 @@ class Found:
     def name(self) -> str:
         return str(self.object["metadata"]["name"])
 
-    @property
+    @cached_property  # it is read many times for each pod
     def spec(self) -> NodeJob:
         """What the user asked for."""
         return NodeJob.from_json({"detached": True, **self.stored})
 
-    @property
+    @cached_property
     def stored(self) -> Object:
         """The same as far as it differs from the defaults, as it is stored."""
         try:
