@@ -368,6 +368,7 @@ def test_the_page_comes_back_when_its_server_does(chromium: Browser, server: Ser
     state(chromium, "new", "SUCCEEDED")
     chromium.until(IS_ONLINE)  # a request may be answered before the stream of changes is there again
     submit(paceline, "--name", "it", "-n", "1", paceline.script(FOREVER))
+    state(chromium, "it", "RUNNING")  # what the page has seen last; its logs may be there before
     chromium.click("tr.job a", "it")
     chromium.click("a", "Logs")
     chromium.shows("following")
