@@ -55,6 +55,11 @@ FOUND = {
     "list said STARTING of a job that trained while other nodes were about to join": Schedule(
         230, "elastic", join=2.5, grace=2.0, latency=0.1, spread=6.0, faults=(Fault(30.64, "scale out", 1),),
     ),
+    "list said STARTING of a job that trained until its grace was over, since it was suspended at its start": Schedule(
+        501042, "elastic", nodes=2, restarts=1, least=2, join=40.0, grace=8.0, latency=0.1, spread=6.0, stubborn=True,
+        lingers=1, nproc=2,
+        faults=(Fault(0.29, "suspend job", 0, 8.5, "meet", 3), Fault(2.55, "suspend job", 0, 11.1)),
+    ),
     "a node that was told to leave, and did not hear it, went on with another one while the rest did too": Schedule(
         34496, "elastic", nodes=3, restarts=2, latency=0.002, spread=6.0, obeys=False,
         faults=(Fault(0.0, "split", 1, 60.0, "start", 4), Fault(16.76, "scale in", 1)),

@@ -21,18 +21,22 @@ ORDER_WAIT = 1.0  # seconds to wait for this node's own order to stop if a rank 
 class Attempt(Step):
     """Decisions about the end of an attempt."""
 
+    def notice_start(self) -> None:
+        """Record that the ranks run, also while they are being stopped: they may train until their grace is over."""
+        if self.status["state"] != "RUNNING" and self.ranks.have_started and self.ranks.has_live_ranks:
+            if self.spec.time_limit is not None and "limit" not in self.state.deadlines:
+                left = self.state.limit_left
+                self.arm("limit", self.spec.time_limit if left is None else left)
+            self.write(state="RUNNING")
+
     def check_ranks(self) -> None:
-        """After a change of the ranks: record it, and send the coordinator what it waits for."""
+        """After a change of the ranks: send the coordinator what it waits for."""
         ranks, state = self.ranks, self.state
         # Where ranks of the job were before, the next attempt starts another fork server; it counts if that ends too.
         is_tried_again = bool(ranks.server_failure) and self.status["start"] is not None
         if state.is_newcomer and (ranks.is_ready or is_tried_again):
             self.set(is_newcomer=False)
             self.send({"do": "prepared"})
-        if self.status["state"] != "RUNNING" and not state.halted and ranks.have_started and ranks.has_live_ranks:
-            if self.spec.time_limit is not None and "limit" not in state.deadlines:
-                self.arm("limit", self.spec.time_limit if state.limit_left is None else state.limit_left)
-            self.write(state="RUNNING")
         if state.reported or state.halted:
             if ranks.server_failure and (self.state.is_newcomer or not (ranks.current or is_tried_again)):
                 self.fail(ranks.server_failure, ranks.server_cause)

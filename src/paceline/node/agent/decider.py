@@ -75,6 +75,7 @@ class _Step(Attempt):
             self.set(inbox=(*self.state.inbox, event["message"]))
             self.hurry(event["message"])
         elif on == "ranks changed":
+            self.notice_start()
             self.set(inbox=(*self.state.inbox, None))
         elif on == "time":
             self.reach()
