@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract.nodejob import Order, StoredJob
 from paceline.job.spec import JobSpec
-from paceline.node.planning.fitting import Here
+from paceline.node.planning.fitting import Fitted, Here
 from paceline.node.planning.node_part import node_spec
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.store.lifecycle import write_down
@@ -30,7 +30,7 @@ def ended(paceline: Paceline, *names: str) -> None:
         run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         run.mark()
         run.lock.touch()
-        write_down(run, record, node := node_spec(Order(), job, here))
+        write_down(run, record, node := node_spec(Order(), Fitted(job), here))
         run.prepare_attempt(0)
         run.agent_log.touch()
         run.times(0).write_text(f"={then + 0.3:.3f} 0o:0 1o:0\n{then + 0.5:.3f} 0o:13 1o:13\n")

@@ -591,6 +591,8 @@ class Simulation:
             *does
         } and self.it.join < SILENCE:  # the search for another coordinator may take longer
             return False
+        if {"slow", "preempt"} <= {*does} and self.it.join < SILENCE:  # a slow machine may come too late to a new start
+            return False
         if does.count("kill") > 2 and self.it.latency > 0.1:  # those that died last may have gone on before
             return False
         paused = sum(it.seconds + _SLACK for it in self.it.faults if it.do in ("suspend", "slow"))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.contract.functions import CALL, PACKAGES, Outcome, Pickled, RankFailed
 from paceline.job.errors import UserError
-from paceline.node.planning.script import IMPORTS, MPI, NEED_TORCH, imports_of
+from paceline.node.planning.script import IMPORTS, MPI, NEED_TORCH, imports_of_file
 
 from .base import LogQuery
 
@@ -70,7 +70,7 @@ def _imports(pickled: bytes, own: Sequence[Path]) -> str:
     for file in (getattr(sys.modules.get(name), "__file__", None) for name in names):
         root = None if file is None else next((path for path in own if path.resolve() in Path(file).parents), None)
         if file is not None and root is not None:
-            words |= imports_of(Path(file), root).every
+            words |= imports_of_file(Path(file), root).every
     first = [name for name in (MPI, *IMPORTS) if name in words and name in sys.modules]
     later = sorted(words & {MPI, *IMPORTS, *NEED_TORCH} - {*first})  # the function itself imports them
     lines = [*(f"import {name}" for name in first), *(f"def later():\n    import {name}" for name in later)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from .records import AllocationRecord, CheckpointRecord, CodeRecord, DataRecord, SlurmOptions, Value
+    from .records import AllocationRecord, CheckpointRecord, CodeRecord, DataRecord, ProgramKind, SlurmOptions, Value
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -153,11 +153,12 @@ class NodeJob(Running):
     user: str | None = None  # who has submitted it
 
     @property
-    def program(self) -> tuple[str, str]:
+    def program(self) -> tuple[ProgramKind, str]:
         """What each rank runs: "script", "module" or "command", and its name."""
-        for kind, name in (("script", self.script), ("module", self.module)):
-            if name is not None:
-                return kind, name
+        if self.script is not None:
+            return "script", self.script
+        if self.module is not None:
+            return "module", self.module
         return "command", self.command or ""
 
     @property

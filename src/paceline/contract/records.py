@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 State = Literal["PENDING", "STARTING", "RUNNING", "RESTARTING", "SUSPENDED", "SUCCEEDED", "FAILED", "STOPPED", "LOST"]
 FinalState = Literal["SUCCEEDED", "FAILED", "STOPPED"]
+ProgramKind = Literal["script", "module", "command"]  # `python file`, `python -m name`, or any executable
 # Of a rank: it raised an exception, ended with an exit code, was killed by a signal, or because memory ran out. Of a
 # node: it was lost, others did not come, it was refused, or its request was; a command of the setup failed there; the
 # job reached its time limit; its ranks gave way to another job; its client is gone; it runs elsewhere now; or

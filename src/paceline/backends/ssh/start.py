@@ -17,7 +17,7 @@ from paceline.backends.submission import NameTaken, check_script, checked, kept_
 from paceline.contract.nodejob import NodeJob, Order
 from paceline.job.errors import UserError
 from paceline.job.spec import JobSpec
-from paceline.node.planning import fitting
+from paceline.node.planning.script import imports_of
 from paceline.node.ranks.placement import CHOSEN, PORT
 
 from .parts import Parts
@@ -72,7 +72,8 @@ class RemoteStart:
         spec = kept_warm(spec)
         spec, self._shown_name, source = checked(spec, detached=detached)
         check_script(spec, source)
-        self._imported = [] if source is None else fitting.imported(spec.for_node(), source)
+        job = spec.for_node()
+        self._imported = [] if source is None else imports_of(*job.program, job.args, source).packages
         return spec.changed({"backend": target, "working_dir": folder})
 
     def plan(self) -> Mapping[str, object]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from paceline.contract.facts import EnvironmentFacts, ForJob, ImageFacts, PreflightFacts, RouteFacts, Software
     from paceline.contract.messages import Now, Plan, Planned, Preflight, Reached
-    from paceline.contract.nodejob import NodeJob
     from paceline.node.journal.status import Attempt
     from paceline.node.store.home import Home
 
@@ -73,14 +72,15 @@ def preflight(home: Home, request: Preflight) -> Iterator[PreflightFacts | Now |
 def software_of(home: Home, order: Order, imports: Sequence[str]) -> Software:
     """Python, the framework of a job and what its script imports, as they are here; `refused` if that does not fit."""
     try:
-        framework = _framework(home, order)
+        fitted = _fitted(home, order)
     except Refused as error:
         return {"refused": str(error)}
-    if this_machine(home, order.slots).chooses_python(order.job):  # what is installed here says nothing
+    framework = fitting.PACKAGES.get(fitted.job.framework or "") if fitted.job.command is None else None
+    if this_machine(home, order.slots).packages(order.job).are_unknown:  # what is installed here says nothing
         framework = None
     facts = software_facts(home.root, [framework] if framework else [])
     if framework:
-        facts["imports"] = software.versions(imports or _imported(order.job))
+        facts["imports"] = software.versions(imports or fitted.imports.packages)
     return facts
 
 
@@ -103,13 +103,8 @@ def _look(home: Home, order: Order) -> ForJob:
     }
 
 
-def _imported(job: NodeJob) -> list[str]:
-    """What a job imports whose code is here already."""
-    return fitting.imported(job, Path(os.path.expanduser(job.working_dir))) if job.code is None else []
-
-
-def _framework(home: Home, order: Order) -> str | None:
-    """The framework that a job's ranks import, None if they import none. Ports are checked at the start."""
+def _fitted(home: Home, order: Order) -> fitting.Fitted:
+    """A job as this machine would run it. Ports are checked at the start."""
     job = replace(order.job, node_rank=None, main_address="127.0.0.1", main_port=None)
     if job.code is None or job.working_dir != ".":
         job = replace(job, working_dir=os.path.expanduser(job.working_dir))
@@ -117,5 +112,4 @@ def _framework(home: Home, order: Order) -> str | None:
         check_writable(home.jobs)
     except OSError as error:
         raise Refused(f"{error.filename}: {error.strerror}; choose another root in the target's settings") from None
-    job = fitting.complete(job, this_machine(home, order.slots), None)
-    return None if job.command is not None else fitting.PACKAGES.get(job.framework or "")
+    return fitting.complete(job, this_machine(home, order.slots), None)

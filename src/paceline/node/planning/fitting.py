@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,25 +23,8 @@ from paceline.node.machine.ports import is_listening
 from paceline.node.spec import Request
 from paceline.node.tensorboard import check_installed
 
-from .packages import (
-    PRELOAD,
-    TENSORFLOW,
-    WITH_OPTIMIZERS,
-    awaits_environment,
-    chooses_python,
-    is_installed,
-    standard_library,
-)
-from .script import (
-    Imports,
-    imports_of,
-    is_shell_text,
-    local_rank_argument,
-    module_file,
-    packages_of,
-    program_kind,
-    run_by_python,
-)
+from .packages import PRELOAD, TENSORFLOW, WITH_OPTIMIZERS, Packages
+from .script import Imports, imports_of, is_shell_text, module_file, program_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,14 +58,10 @@ class Here:
             return present, False
         return tuple(str(slot) for slot in range(self.slots())), True
 
-    def chooses_python(self, job: NodeJob) -> bool:
-        """Whether the ranks may run on another Python than this one, which is not known yet."""
-        return chooses_python(job) or self.awaits_packages(job)
-
-    def awaits_packages(self, job: NodeJob) -> bool:
-        """Whether its packages are in an environment or an image that this process is not in."""
+    def packages(self, job: NodeJob) -> Packages:
+        """What is known of the packages of a job."""
         is_outside = bool(job.image) and not self.is_scheduled and not containers.is_inside()
-        return is_outside or awaits_environment(job)
+        return Packages.of(job, is_outside=is_outside)
 
     def request(self, job: NodeJob) -> Request | None:
         """The request of a completed job to the queue; None if it requests no device."""
@@ -97,52 +76,69 @@ class Here:
         return Request(folder, need, of, job.share_devices, job.priority, slots)
 
 
-def complete(job: NodeJob, here: Here, code: Path | None) -> NodeJob:
+@dataclass(frozen=True)
+class Fitted:
+    """A job as this machine runs it."""
+
+    job: NodeJob  # complete
+    imports: Imports = field(default_factory=Imports)  # of its program; none if that is not here yet
+    why_exec: str = ""  # why its ranks are started by exec although the user has not requested it; "" if they are not
+
+    @property
+    def local_rank_flag(self) -> str:
+        """How its script calls its local rank as an argument; "" if it has none, or shall not get it."""
+        job = self.job
+        given = any(argument.partition("=")[0] in ("--local_rank", "--local-rank") for argument in job.args)
+        return "" if job.use_env or given or job.command is not None else self.imports.local_rank
+
+
+def complete(job: NodeJob, here: Here, code: Path | None) -> Fitted:
     """Complete a job from its script and this machine, and refuse what cannot work; starts nothing.
 
     Its framework stays None if its script imports none; the ranks of such a job get torch's variables.
     """
-    imports = Imports()
+    imports, packages = Imports(), here.packages(job)
     folder = code or Path(job.working_dir)
     if job.code is None or code is not None:
         if not folder.is_dir():
             raise Refused(f"no folder {folder} to run in; correct --working-dir")
-        job = _check_program(job, folder, here)
-        imports = _imports(job, folder)
+        job = _check_program(job, folder, packages)
+        imports = imports_of(*job.program, job.args, folder)
     unknown = "torch" if job.code is not None and code is None else None
-    framework = job.framework or _found(job, here, imports) or unknown
+    framework = job.framework or _found(job, here, imports, packages) or unknown
     if job.pass_index and framework != "indexed":
         raise Refused("--pass-index needs independent processes; add --framework indexed")
     if framework == "mpi" and imports.framework == "horovod" and job.framework is None:
         job = replace(job, horovod="paceline")  # its names; it needs none of Horovod's variables
     if job.horovod and framework not in ("horovod", "mpi"):
         raise Refused(f"--horovod {job.horovod} is for scripts that import horovod; add --framework horovod")
-    if framework == "horovod" and not job.horovod and is_installed("horovod", job):
+    if framework == "horovod" and not job.horovod and packages.has("horovod"):
         job = replace(job, horovod="real")
     package = _package(replace(job, framework=framework))
     needed = package is not None and (job.framework or package in imports.required) and job.command is None
-    needed = needed and not here.chooses_python(job)
-    if needed and package is not None and not is_installed(package, job):
+    if needed and package is not None and not packages.are_unknown and not packages.has(package):
         raise Refused(f"{package} is not installed for {sys.executable}; install it there, or {here.choose_python}")
-    if job.tensorboard and not here.awaits_packages(job):
+    if job.tensorboard and not packages.are_elsewhere:
         check_installed()
-    for module in () if here.chooses_python(job) else job.preload:
-        if not is_installed(module.partition(".")[0], job) and module_file(module, folder) is None:
+    for module in () if packages.are_unknown else job.preload:
+        if not packages.has(module.partition(".")[0]) and module_file(module, folder) is None:
             raise Refused(f"--preload {module}: no such module is installed for {sys.executable}; check the name")
     if job.framework == "mpi" and (why := _no_mpi(job)):
         raise Refused(f"--framework mpi: {why}, or leave out --framework")
     job = replace(job, framework=framework)
     _check_meeting(job, here)
-    job = _with_start_method(replace(job, ranks=_count_ranks(job, here)), imports)
+    job = replace(job, ranks=_count_ranks(job, here))
+    why_exec = _why_exec(job, imports)
+    job = _with_start_method(job, imports, why_exec)
     _check_roles(job, framework)
     if job.detached and job.devices is None and not here.is_scheduled and (present := devices.accelerators()):
         # The user of `run` can manage the devices; jobs in the background do not share them.
         job = replace(job, devices=1 if framework == "indexed" else min(int(job.ranks), len(present)))
     _check_devices(job, here)
-    return job
+    return Fitted(job, imports, why_exec)
 
 
-def _found(job: NodeJob, here: Here, imports: Imports) -> str | None:
+def _found(job: NodeJob, here: Here, imports: Imports, packages: Packages) -> str | None:
     """The framework that a script imports; MPI before any other, or its ranks would be as many worlds of one.
 
     A script that only may use MPI gets it where nothing else has to be given up, and all nodes decide the same.
@@ -153,7 +149,7 @@ def _found(job: NodeJob, here: Here, imports: Imports) -> str | None:
     why = _no_mpi(job)
     if nodes[0] < nodes[1]:
         why = f"with MPI the number of nodes cannot change: give one --nnodes instead of {job.nodes}"
-    elif imports.framework == "horovod" and job.horovod != "paceline" and is_installed("horovod", job):
+    elif imports.framework == "horovod" and job.horovod != "paceline" and packages.has("horovod"):
         why = "the installed Horovod may be built without MPI: add --framework mpi if it is not"
     if not why:
         return "mpi"
@@ -163,9 +159,9 @@ def _found(job: NodeJob, here: Here, imports: Imports) -> str | None:
     return imports.framework
 
 
-def _with_start_method(job: NodeJob, imports: Imports) -> NodeJob:
+def _with_start_method(job: NodeJob, imports: Imports, why_exec: str) -> NodeJob:
     """A job with how its ranks are started, and what the fork server imports before."""
-    if job.command is not None or job.start_method == "exec" or why_exec(job, imports):
+    if job.command is not None or job.start_method == "exec" or why_exec:
         return replace(job, start_method="exec")
     job, framework = replace(job, start_method="fork"), _imported(job, imports)
     if not _is_used(framework, imports):
@@ -196,7 +192,7 @@ def _package(job: NodeJob) -> str | None:
     return PACKAGES.get("torch" if framework == "horovod" and job.horovod != "real" else framework)
 
 
-def why_exec(job: NodeJob, imports: Imports) -> str:
+def _why_exec(job: NodeJob, imports: Imports) -> str:
     """Why ranks are started by exec although the user has not requested it; "" if they are not."""
     framework = _imported(job, imports)
     package = PACKAGES.get(framework)
@@ -209,37 +205,20 @@ def why_exec(job: NodeJob, imports: Imports) -> str:
     return ""
 
 
-def exec_reason(asked: NodeJob, job: NodeJob, folder: Path) -> str:
-    """The same for a completed job, whose code is in `folder`."""
-    if job.start_method != "exec" or job.command is not None or not folder.is_dir():
-        return ""
-    return why_exec(replace(job, start_method=asked.start_method), _imports(job, folder))
-
-
-def local_rank_flag(job: NodeJob, folder: Path) -> str:
-    """How a script that wants its local rank as an argument calls it; "" if it does not, or shall not get it."""
-    kind, name = job.program
-    given = any(argument.partition("=")[0] in ("--local_rank", "--local-rank") for argument in job.args)
-    file = folder / name if kind == "script" else module_file(name, folder) if kind == "module" else None
-    if job.use_env or given or file is None:
-        return ""
-    return local_rank_argument(file, file.parent if kind == "script" else folder)
-
-
-def _check_program(job: NodeJob, folder: Path, here: Here) -> NodeJob:
+def _check_program(job: NodeJob, folder: Path, packages: Packages) -> NodeJob:
     """Refuse a program that does not exist; a "script" that is not a Python script becomes a command."""
     kind, name = job.program
     if kind == "module":
         # Parent packages are not imported: only ranks do that.
-        is_there = module_file(name, folder) is not None or is_installed(name.partition(".")[0], job)
-        if not is_there and not here.chooses_python(job):
+        is_there = module_file(name, folder) is not None or packages.has(name.partition(".")[0])
+        if not is_there and not packages.are_unknown:
             raise Refused(
                 f"no module {name} in {folder} or installed for {sys.executable}; check the name and the folder"
             )
     elif kind == "command":
         path = folder / name if os.sep in name else None
         # An environment that is not built yet may have it, or an image.
-        is_known = path or not (job.environment_digest or here.awaits_packages(job))
+        is_known = path or not (job.environment_digest or packages.are_elsewhere)
         if shutil.which(str(path) if path else name) is None and is_known:
             raise Refused(
                 f"no program {name} {'that can be run' if path else 'on PATH'}; check the name, or give its full path"
@@ -249,26 +228,6 @@ def _check_program(job: NodeJob, folder: Path, here: Here) -> NodeJob:
             return replace(job, script=None, command="sh", args=(os.path.join(".", name), *job.args))
         return replace(job, script=None, command=os.path.join(".", name))
     return job
-
-
-def imported(job: NodeJob, folder: Path) -> list[str]:
-    """The top-level modules that a job's program in a folder imports and that are not in the standard library."""
-    return sorted(_imports(job, folder).every - standard_library())
-
-
-def _imports(job: NodeJob, folder: Path) -> Imports:
-    kind, name = job.program
-    if kind == "command":
-        kind, name = run_by_python([name, *job.args]) or (kind, name)
-    if kind == "script":
-        file = folder / name
-        return imports_of(file, file.parent)
-    if kind == "module":
-        found = module_file(name, folder)
-        if found is None:
-            return Imports(required=frozenset({name.partition(".")[0]}))
-        return imports_of(found, folder, packages_of(name, folder))
-    return Imports()
 
 
 def _count_ranks(job: NodeJob, here: Here) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.contract import HOROVOD, thread_count
@@ -14,18 +13,17 @@ from paceline.node.machine import containers, devices
 from paceline.node.spec import NodeSpec, Program
 from paceline.node.tensorboard import logdir_of
 
-from .fitting import exec_reason, local_rank_flag
-
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paceline.contract.nodejob import NodeJob, Order
 
-    from .fitting import Here
+    from .fitting import Fitted, Here
 
 
-def node_spec(
-    order: Order, job: NodeJob, here: Here, *, folder: Path | None = None, code: Path | None = None
-) -> NodeSpec:
-    """This node's part of a completed job; its code is in `folder`, or, until the job is made, in `code`."""
+def node_spec(order: Order, fitted: Fitted, here: Here, *, folder: Path | None = None) -> NodeSpec:
+    """This node's part of a job, whose code is, or will be, in `folder`."""
+    job = fitted.job
     request = here.request(job)
     (least, nodes), ranks = job.node_range, int(job.ranks)
     env = dict(job.env)
@@ -41,7 +39,6 @@ def node_spec(
     env["PACELINE_JOB_ID"] = job_id = order.job_id or os.urandom(16).hex()
     if nodes > 1 and job.main_port is None:
         job = replace(job, main_port=MAIN_PORT)
-    there = code or folder or Path(job.working_dir)
     return NodeSpec(
         **order.shared(Circumstances),
         **job.shared(Running),
@@ -56,7 +53,7 @@ def node_spec(
         mounts=tuple((it["path"], it["wanted"]) for it in order.data if it["mount"]),
         env=env,
         start_method=job.start_method or "fork",
-        why_exec=exec_reason(order.job, job, there),
+        why_exec=fitted.why_exec,
         # A fork server that stays would keep its container.
         keep_warm=None if isinstance(job.keep_warm, str) or containers.is_inside() else job.keep_warm,
         devices=None if request else () if job.devices == 0 else devices.accelerators(),  # the agent requests them
@@ -67,7 +64,7 @@ def node_spec(
         hang_after=None if job.hang == "off" else job.hang_after,
         restarts_when_hung=job.hang == "restart",
         split_streams=split_of(order, job),
-        local_rank_flag=local_rank_flag(job, there),
+        local_rank_flag=fitted.local_rank_flag,
         tensorboard=_tensorboard(job),
         request=request,
     )

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from paceline.contract.nodejob import NodeJob
@@ -43,27 +43,29 @@ HARMLESS = frozenset({
 })  # fmt: skip
 
 
-def chooses_python(job: NodeJob) -> bool:
-    """Whether the ranks may run on another Python than this one, which is not known yet."""
-    return bool(job.setup) or awaits_environment(job)
+class Packages(NamedTuple):
+    """What is known, before a job starts, of the Python packages that its ranks will find."""
 
+    folders: tuple[str, ...]  # of its own PYTHONPATH
+    are_elsewhere: bool  # in an environment or an image that this process is not in
+    are_unknown: bool  # elsewhere, or of another Python, which the setup may choose
 
-def awaits_environment(job: NodeJob) -> bool:
-    """Whether a job has an environment that this interpreter is not of: it may still have to be installed."""
-    digest = job.environment_digest
-    return digest is not None and not os.path.basename(sys.prefix).startswith(digest)
+    @classmethod
+    def of(cls, job: NodeJob, *, is_outside: bool) -> Packages:
+        """Those of a job; `is_outside` says whether it has an image that this process is not in."""
+        given = filter(None, job.env.get("PYTHONPATH", "").split(os.pathsep))
+        folders = tuple(os.path.join(job.working_dir or "", folder) for folder in given)
+        digest = job.environment_digest  # that environment may still have to be installed
+        is_awaited = digest is not None and not os.path.basename(sys.prefix).startswith(digest)
+        are_elsewhere = is_outside or is_awaited
+        return cls(folders, are_elsewhere, are_elsewhere or bool(job.setup))
 
-
-def is_installed(top: str, job: NodeJob | None = None) -> bool:
-    """Whether this interpreter finds a top-level module; that of a job, which may have a PYTHONPATH of its own."""
-    with contextlib.suppress(ImportError, ValueError):
-        if importlib.util.find_spec(top) is not None:
-            return True
-    if job is None:
-        return False
-    given = filter(None, job.env.get("PYTHONPATH", "").split(os.pathsep))
-    folders = [os.path.join(job.working_dir or "", folder) for folder in given]
-    return importlib.machinery.PathFinder.find_spec(top, folders) is not None
+    def has(self, top: str) -> bool:
+        """Whether this interpreter finds a top-level module, or the job's PYTHONPATH has it."""
+        with contextlib.suppress(ImportError, ValueError):
+            if importlib.util.find_spec(top) is not None:
+                return True
+        return importlib.machinery.PathFinder.find_spec(top, list(self.folders)) is not None
 
 
 def standard_library() -> frozenset[str]:

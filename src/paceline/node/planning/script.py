@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paceline.node.errors import Refused
 
+from .packages import standard_library
 from .prelude import Prelude, prelude_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from paceline.contract.records import ProgramKind
 
 # Which import means which framework. If there are several, the first of these wins: a script that imports horovod
 # imports torch or tensorflow too, and ranks of every framework but horovod get torch's variables besides their own.
@@ -31,8 +34,6 @@ _SETTERS = frozenset({"dotenv", "environs"})
 _MAX_FILES = 200
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 
-Kind = Literal["script", "module", "command"]
-
 
 @dataclass(frozen=True)
 class Imports:
@@ -43,6 +44,13 @@ class Imports:
     every: frozenset[str] = frozenset()  # what any import statement in these files mentions, also within functions
     prelude: Prelude = field(default_factory=Prelude)  # what it does before it imports a framework
     optimizers: bool = False  # whether it uses optimizers of torch, and sets no variable that torch._dynamo reads
+    # how it spells the argument --local_rank, which `torch.distributed.launch` gives to every script; "" if none has it
+    local_rank: str = ""
+
+    @property
+    def packages(self) -> list[str]:
+        """Every top-level module that is not in the standard library."""
+        return sorted(self.every - standard_library())
 
     @property
     def framework(self) -> str | None:
@@ -73,7 +81,7 @@ def is_shell_text(path: Path, start: bytes | None = None) -> bool:
     return not start.startswith(b"#!")
 
 
-def program_kind(target: str, folder: Path) -> Kind:
+def program_kind(target: str, folder: Path) -> ProgramKind:
     """Whether `target` is a Python "script" or another "command" that its first line or bytes name."""
     path = folder / target
     if not target:
@@ -102,7 +110,7 @@ def program_kind(target: str, folder: Path) -> Kind:
     return "command"
 
 
-def run_by_python(command: Sequence[str]) -> tuple[Kind, str] | None:
+def run_by_python(command: Sequence[str]) -> tuple[ProgramKind, str] | None:
     """Kind and name of what a command such as `numactl -N 0 python -O train.py` runs in Python; None if it does not."""
     words = iter(command)
     if not any(_PYTHON.fullmatch(os.path.basename(word)) for word in words):
@@ -126,7 +134,22 @@ def module_file(name: str, folder: Path) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def imports_of(file: Path, root: Path, packages: Sequence[Path] = ()) -> Imports:
+def imports_of(kind: ProgramKind, name: str, args: Sequence[str], folder: Path) -> Imports:
+    """What a program in a folder imports; nothing if it is none of Python's."""
+    if kind == "command":
+        kind, name = run_by_python([name, *args]) or (kind, name)
+    if kind == "script":
+        file = folder / name
+        return imports_of_file(file, file.parent)
+    if kind == "module":
+        found = module_file(name, folder)
+        if found is None:
+            return Imports(required=frozenset({name.partition(".")[0]}))
+        return imports_of_file(found, folder, _packages_of(name, folder))
+    return Imports()
+
+
+def imports_of_file(file: Path, root: Path, packages: Sequence[Path] = ()) -> Imports:
     """What `file` and the modules in `root` that it imports import themselves. Broken files count as empty."""
     modules = list(_modules(file, root, top_level_only=False))
     every = frozenset(name for module in modules for name in _top(module.all_names))
@@ -137,18 +160,11 @@ def imports_of(file: Path, root: Path, packages: Sequence[Path] = ()) -> Imports
         every=every,
         prelude=prelude_of([*packages, file], root),
         optimizers=not sets_variables and bool(any(module.optimizers for module in modules) or _TRAINERS & every),
+        local_rank=next((module.local_rank for module in modules if module.local_rank), ""),
     )
 
 
-def local_rank_argument(file: Path, root: Path) -> str:
-    """The spelling in which a script, or a module in `root` that it imports, declares --local_rank; "" if none does.
-
-    `torch.distributed.launch` gives this argument to every script.
-    """
-    return next((it.local_rank for it in _modules(file, root, top_level_only=False) if it.local_rank), "")
-
-
-def packages_of(name: str, folder: Path) -> list[Path]:
+def _packages_of(name: str, folder: Path) -> list[Path]:
     """The files that `python -m name` runs before the module itself: those of the packages that it is in."""
     *parents, _ = [*name.split("."), ""] if folder.joinpath(*name.split(".")).is_dir() else name.split(".")
     files = [folder.joinpath(*parents[: count + 1], "__init__.py") for count in range(len(parents))]

@@ -123,8 +123,9 @@ class New:
             link, user = code_link(home, asked, record)
             if link is not None and user is None:
                 code_folder.name_too(link, folder)
-            job = completed(asked, plan.here, work, record)
-            node = node_of(home, plan.here, replace(order, job_id=node.job_id), job, folder, code=work)
+            fitted = completed(asked, plan.here, work, record)
+            job = fitted.job
+            node = node_of(home, plan.here, replace(order, job_id=node.job_id), fitted, folder)
         if resumes is not None and not asked.fresh:
             lifecycle.take_checkpoints(home.jobs / resumes, hidden)
         placed = undo.enter_context(_brought(plan, checkpoint, hidden, work))

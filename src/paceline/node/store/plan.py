@@ -108,14 +108,15 @@ def make_plan(home: Home, here: fitting.Here, order: Order) -> Plan:
     if has_code and order.resumes is not None:
         source = Path(code_of(RunDirectory(home.jobs / order.resumes))["path"])
     is_open = has_code and source is None and asked.framework is None and asked.command is None
-    job, path = fitting.complete(asked, here, source), home.folder_of(asked)
+    fitted, path = fitting.complete(asked, here, source), home.folder_of(asked)
+    job = fitted.job
     _check_checkpoint_dir(home, order, job)
     has_checkpoint(order, Path(job.working_dir))
     if order.resumes is not None and asked.fresh and asked.checkpoint_dir is None:
         from .moving import check_fresh
 
         check_fresh(RunDirectory(home.jobs / order.resumes))
-    return Plan(home, here, order, job, node_of(home, here, order, job, code_path(asked, path)), path, is_open)
+    return Plan(home, here, order, job, node_of(home, here, order, fitted, code_path(asked, path)), path, is_open)
 
 
 def _check_checkpoint_dir(home: Home, order: Order, job: NodeJob) -> None:
@@ -225,7 +226,7 @@ def code_path(job: NodeJob, path: Path) -> Path | None:
     return None if job.code is None else places(job, path, path)[1]
 
 
-def completed(job: NodeJob, here: fitting.Here, made: Path, code: CodeRecord) -> NodeJob:
+def completed(job: NodeJob, here: fitting.Here, made: Path, code: CodeRecord) -> fitting.Fitted:
     """See `fitting.complete`; messages name a temporary hidden folder as a copy of its source."""
     try:
         return fitting.complete(job, here, made)
@@ -233,11 +234,9 @@ def completed(job: NodeJob, here: fitting.Here, made: Path, code: CodeRecord) ->
         raise Refused(str(error).replace(str(made), f"the copy of {code['source']}")) from None
 
 
-def node_of(
-    home: Home, here: fitting.Here, order: Order, job: NodeJob, folder: Path | None, *, code: Path | None = None
-) -> NodeSpec:
+def node_of(home: Home, here: fitting.Here, order: Order, fitted: fitting.Fitted, folder: Path | None) -> NodeSpec:
     """See `node_part.node_spec`."""
-    node = node_part.node_spec(order, job, here, folder=folder, code=code)
+    node = node_part.node_spec(order, fitted, here, folder=folder)
     return replace(node, env={**node.env, **_variables(home, node)})
 
 
