@@ -18,6 +18,7 @@ SIX := -n 6 --dist loadfile --no-loadscope-reorder
 MANY = PACELINE_SOAK=1000 PACELINE_SOAK_SEED=$(SEED) PACELINE_SOAK_KILLS=200 PACELINE_SOAK_STREAMS=20 \
 	PACELINE_CHECKPOINT_KILLS=200 PACELINE_PASS_PROGRAMS=5000 PACELINE_SIMULATED=1000000
 LAB := tests/lab tools/fake_kubernetes
+SOAK := tests/lab/test_soak.py
 ALL := tests --ignore tests/frameworks tools/fake_kubernetes
 HERE := tests --ignore tests/lab --ignore tests/frameworks
 VENDOR := src/paceline/web/static/vendor
@@ -98,7 +99,8 @@ endif
 nightly: $(VENV)/.dev ## A thousand faults, many kills, a million simulated jobs, whole matrices, convergence; SEED=NUMBER repeats the faults
 	@echo "the seed is $(SEED)"
 	$(MANY) $(PYTEST) $(FOUR) -m 'nightly or soak' -rA $(HERE)
-	$(MANY) $(PYTEST) $(SIX) -m 'nightly or soak' -rA $(LAB)
+	$(MANY) $(PYTEST) $(SIX) -m 'nightly or soak' -rA --ignore $(SOAK) $(LAB)
+	$(MANY) $(PYTEST) $(FOUR) -m nightly -rA $(SOAK)  # its jobs side by side, which those of one file are not above
 
 test-costs: $(VENV)/.dev ## CPU seconds and processes of each test, and a table by folder in docs/testing.md; TESTS=FOLDER for less
 	$(PYTEST) $(FOUR) --costs costs.jsonl $(or $(TESTS),$(ALL))
