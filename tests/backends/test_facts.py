@@ -116,6 +116,12 @@ def test_a_kind_of_fault_has_its_action(found: Job, kind: str, action: str, comm
     assert known["mend"]["command"] == (command and f"paceline {command}")
 
 
+def test_an_address_is_no_place_of_the_script() -> None:
+    evidence = "cannot reach node 0 at h1.lab:29500 within 40 s (timed out)"
+    found = of(job("FAILED", cause="nodes missing", error=evidence))
+    assert found["diagnosis"]["place"] is None
+
+
 def test_a_failed_setup_names_its_command_and_node() -> None:
     found = of(job("FAILED", cause="setup", error=SETUP))
     assert (found["diagnosis"]["about"], found["diagnosis"]["node"]) == ("module load nope", "h2")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PATIENCE, _MANY = 60.0, 10  # seconds, and steps, after which a job from which no step is heard does not step
 _RANK = re.compile(r"\brank (\d+)\b")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_AT = re.compile(r" at (\S+:\d+)")
+_AT = re.compile(r" at (\S+\.py:\d+)")  # and no address with its port
 _SETUP = re.compile(
     r"\bsetup failed on (\S+)(?: with exit code \d+| as [^:]+)?: (.+?)(?:: |$)"
 )  # see node/ranks/setup.py
