@@ -16,6 +16,7 @@ from tests.late import job_spec
 
 from paceline.contract.nodejob import NodeJob
 from paceline.node.errors import Refused
+from paceline.node.host.slurm import call
 from paceline.node.host.slurm.end import stop as stopping
 from paceline.node.host.slurm.job_folder import Identity, JobFolder, SlurmJob, Start
 from paceline.node.host.slurm.job_folders import Jobs
@@ -42,7 +43,8 @@ def command(folder: Path, name: str, body: str) -> None:
 
 
 def line(**columns: str) -> str:
-    return "".join(columns.get(name, "").ljust(width) for name, width in _FIELDS.items())
+    """A row of squeue, which counts bytes."""
+    return b"".join(columns.get(name, "").encode().ljust(width)[:width] for name, width in _FIELDS.items()).decode()
 
 
 @pytest.fixture
@@ -65,6 +67,16 @@ def test_squeue_is_asked_once_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert other is not None and other.is_running and (other.restarts, other.job_id) == (2, "")
         assert found.entry("9", None) is None
     assert (tmp_path / "calls").read_text() == "called\n"
+
+
+def test_a_path_with_letters_of_several_bytes_moves_no_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: float
+) -> None:
+    row = line(JobID="7", State="RUNNING", WorkDir="/data/\u9879\u76ee/gr\u00f6\u00dfe", Comment="paceline:abc")
+    (tmp_path / "rows").write_text(row + "\n")
+    squeue(tmp_path, monkeypatch, f"cat {tmp_path}/rows")
+    (found,) = call.table("squeue", columns=_FIELDS)
+    assert (found["WorkDir"], found["Comment"]) == ("/data/\u9879\u76ee/gr\u00f6\u00dfe", "paceline:abc")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from paceline.job.errors import UserError
 
 from . import options as target
 from .api.client import Cluster
-from .api.errors import Expired, Gone
+from .api.errors import ApiError, Expired, Gone
 from .api.times import text
 from .change import queues
 from .flags import FLAGS
@@ -438,22 +438,37 @@ class Kubernetes(Backend):
         """Remove jobs that have ended, and in the background all that they own."""
         from paceline.backends.noted import forget
 
+        from .look.describe import is_over
         from .look.jobs import find
 
         notes = []
         there = find(self._cluster, names)
-        for gone in {*names} - {*there}:
-            forget(self.name, gone)
         for name, it in there.items():
-            path = it.kind.path(self._cluster, name)
-            try:
-                self._cluster.delete(path)
-                until = time.monotonic() + _GONE_SECONDS
-                while time.monotonic() < until:
-                    self._cluster.get(path)
-                    time.sleep(0.1)
-                see = f"kubectl get {it.kind.plural} {name}"
+            if not is_over(it):
+                stop = f"paceline stop{self.where_of(name)} {name}"
+                raise UserError(f"job {name} has not ended; stop it first with {stop}")
+        for name in names:
+            if name in there and not self._is_removed(there[name]):
+                see = f"kubectl get {there[name].kind.plural} {name}"
                 notes.append(f"the cluster has not removed job {name} yet; a finalizer may keep it: see {see}")
-            except Gone:
+            else:
                 forget(self.name, name)
         return notes
+
+    def _is_removed(self, job: Found) -> bool:
+        """Delete the object of a job; returns whether it is gone. Another one of its name, which is newer, stays."""
+        path, uid = job.kind.path(self._cluster, job.name), job.object["metadata"]["uid"]
+        until = time.monotonic() + _GONE_SECONDS
+        try:
+            try:
+                self._cluster.delete(path, preconditions={"uid": uid})
+            except ApiError as error:
+                if error.code != 409 or self._cluster.get(path)["metadata"]["uid"] == uid:
+                    raise
+            while time.monotonic() < until:
+                if self._cluster.get(path)["metadata"]["uid"] != uid:
+                    return True
+                time.sleep(0.1)
+        except Gone:
+            return True
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from paceline.backends.kubernetes.api.errors import ApiError
@@ -42,6 +43,7 @@ class Machine:
         return sum(self.gpus.values())
 
 
+@lru_cache(maxsize=1024)  # thousands of pods request the same
 def amount(text: str | float | None) -> float:
     """A quantity as Kubernetes writes it: 100m, 16Gi, 1e3."""
     if not isinstance(text, str):
@@ -119,11 +121,14 @@ def nodes(cluster: Cluster, warn: Callable[[str], None]) -> list[Node]:
 
     The cores and the memory in use are what metrics-server measures, and what pods have requested where it is missing.
     """
-    found, used = [], _measured(cluster, "/apis/metrics.k8s.io/v1beta1/nodes")
+    found = []
+    measure = partial(_measured, cluster, "/apis/metrics.k8s.io/v1beta1/nodes")
+    used, there = cluster.at_once(measure, partial(machines, cluster, warn))
     if used is None:
         warn(f"{_UNMEASURED}; CPU and MEMORY are what pods have requested")
-    for machine in machines(cluster, warn):
-        measured = next((it.get("usage") or {} for it in used or () if it["metadata"]["name"] == machine.name), None)
+    by_name = {it["metadata"]["name"]: it.get("usage") or {} for it in used or ()}
+    for machine in there:
+        measured = by_name.get(machine.name)
         in_use = machine.requested if measured is None else {name: amount(it) for name, it in measured.items()}
         roles = (label.removeprefix(_ROLE) for label in machine.labels if label.startswith(_ROLE))
         found.append(Node(

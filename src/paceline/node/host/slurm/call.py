@@ -53,12 +53,12 @@ def call(
     command: str, *args: str, env: Mapping[str, str] | None = None, text: str | None = None, seconds: float = SECONDS
 ) -> str:
     """What a command prints."""
-    return _printed(command, args, env, text, seconds)[0]
+    return _printed(command, args, env, text, seconds)[0].decode(errors="replace")
 
 
 def _printed(
     command: str, args: Sequence[str], env: Mapping[str, str] | None, text: str | None, seconds: float
-) -> tuple[str, str]:
+) -> tuple[bytes, str]:
     """What a command that succeeds prints, and what it complains of."""
     path = found(command)
     base = {name: value for name, value in (os.environ if env is None else env).items() if not _FILTERS.match(name)}
@@ -84,7 +84,7 @@ def _printed(
         ) from None
     if process.returncode:
         raise _failure(command, err.decode(errors="replace"))
-    return out.decode(errors="replace"), err.decode(errors="replace")
+    return out, err.decode(errors="replace")
 
 
 def table(command: str, *args: str, columns: Mapping[str, int], seconds: float = SECONDS) -> list[dict[str, str]]:
@@ -98,10 +98,10 @@ def table(command: str, *args: str, columns: Mapping[str, int], seconds: float =
     output, complaint = _printed(command, ("--noheader", *args, "-O", form), None, None, seconds)
     if complaint.strip() and not output.strip():
         raise Away(f"{command}: {_lines(complaint)[-1]}")
-    for line in output.splitlines():
+    for line in filter(None, output.split(b"\n")):
         row, rest = {}, line
-        for name, width in columns.items():
-            row[name], rest = rest[:width].strip(), rest[width:]
+        for name, width in columns.items():  # in bytes, as Slurm counts them: a path may have letters of several
+            row[name], rest = rest[:width].decode(errors="replace").strip(), rest[width:]
         rows.append(row)
     return rows
 
