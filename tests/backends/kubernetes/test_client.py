@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
+from tests.conftest import GENEROUS, eventually
 
 from paceline.backends.kubernetes.api import client
 from paceline.backends.kubernetes.api.client import Cluster
@@ -103,6 +105,35 @@ def test_a_watch_that_no_pause_mends_ends(pauses: list[float], code: int, error:
     with pytest.raises(error):
         list(cluster(lambda request: httpx2.Response(200, content=text)).watch(PODS, "1"))
     assert pauses == []
+
+
+@pytest.mark.parametrize("what", ["busy", "no credentials"])
+def test_a_mirror_says_that_nothing_new_is_known_until_the_server_answers_again(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(client, "_UNSIGNED", 0.1)
+    monkeypatch.setenv("PACELINE_LOOK_TIMEOUT", "1s")
+    failing = threading.Event()
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if failing.is_set():
+            if what == "busy":
+                return httpx2.Response(503)
+            raise UserError("the program that signs has failed")
+        if "watch" in request.url.params:
+            failing.wait(GENEROUS)
+            return httpx2.Response(200, text="")
+        return httpx2.Response(200, json={"metadata": {"resourceVersion": "1"}, "items": []})
+
+    there = cluster(answer)
+    there.mirror()
+    list(there.list(PODS))
+    assert there.problem is None
+    failing.set()
+    eventually(lambda: there.problem, "it says so")
+    failing.clear()
+    eventually(lambda: there.problem is None, "it is well again")
+    failing.set()
 
 
 def test_packing_ends_as_soon_as_the_code_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

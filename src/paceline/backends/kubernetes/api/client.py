@@ -330,7 +330,8 @@ class Cluster:
     ) -> Iterator[tuple[str, Object]]:
         """Changes of objects of a kind since a version: ADDED, MODIFIED, DELETED or BOOKMARK, and the object.
 
-        It ends when the server ends it, or after this time, or when the server does not answer.
+        It ends when the server ends it, or after this time, or when the server does not answer; who is not patient
+        gets an error instead if the server does not answer, or answers that it cannot now.
         """
         import httpx2
 
@@ -346,14 +347,14 @@ class Cluster:
                     answer.read()
                     if answer.status_code == 410:
                         raise Expired
-                    if answer.status_code in _RETRIED:
+                    if answer.status_code in _RETRIED and is_patient:
                         self._rest(path, _seconds(answer.headers.get("Retry-After")))
                         return
                     self._read(answer, "GET", path)
                 for line in answer.iter_lines():
                     event = json.loads(line)
                     if event["type"] == "ERROR":
-                        self._end_watch(path, event["object"])
+                        self._end_watch(path, event["object"], is_patient=is_patient)
                         return
                     self._pauses.pop(path, None)
                     yield event["type"], event["object"]
@@ -364,12 +365,12 @@ class Cluster:
         except ValueError:
             return  # the last line was cut off
 
-    def _end_watch(self, path: str, status: Object) -> None:
+    def _end_watch(self, path: str, status: Object, *, is_patient: bool) -> None:
         """Do what the `Status` asks for with which a server ends a watch: wait for what passes, and raise the rest."""
         code = int(status.get("code") or 500)
         if code == 410:
             raise Expired
-        if code not in _RETRIED:
+        if code not in _RETRIED or not is_patient:
             raise self.error(code, status, "GET", path)
         self._rest(path, float((status.get("details") or {}).get("retryAfterSeconds") or 0))
 
@@ -455,6 +456,7 @@ def _seconds(text: str | None) -> float:
 # -- objects that a watch keeps up to date, for who looks again and again: one list and one watch per kind -------------
 
 _SILENCE = 1.0  # seconds until an API server that does not answer is asked again
+_UNSIGNED = 15.0  # the same where there are no credentials: a program that fetches them may ask its user
 _REFUSED = (401, 403)
 
 
@@ -495,15 +497,14 @@ class Mirror:
                 self._is_behind, self.problem = False, None
         except UserError as error:
             self.problem = str(error)
-            return _SILENCE
+            return _SILENCE if isinstance(error, (ApiError, Unreachable)) else _UNSIGNED
         try:
             for kind, item in self._cluster.watch(self._path, self._version, is_patient=False, **self._params):
                 self._note(kind, item)
-        except (Expired, Unreachable):
+        except (Expired, UserError) as error:
+            self.is_refused = isinstance(error, ApiError) and error.code in _REFUSED
             self._is_behind = True
-        except ApiError as error:
-            self.is_refused = error.code in _REFUSED
-            return None if self.is_refused else _SILENCE
+            return None if self.is_refused else _SILENCE if isinstance(error, ApiError) else 0.0
         return 0.0
 
     def _note(self, kind: str, item: Object) -> None:
