@@ -23,6 +23,18 @@ def test_flags_go_over_the_file(paceline: Paceline) -> None:
     assert not paceline.home.exists()
 
 
+def test_flags_behind_the_file_are_as_those_before_it(paceline: Paceline) -> None:
+    paceline.script("print('ran')", "train.py")
+    paceline.script("script: train.py\nranks: 2\nmax_restarts: 3\npriority: 5\n", "job.yaml")
+    paceline.env["PET_MAX_RESTARTS"] = "7"
+    before = ("--env", "A=1", "--max-restarts", "0", "-n", "3")
+    done = typed(paceline, "submit", *before, "job.yaml", "--dry-run", "--env", "B=2", "--priority", "0")
+    assert (done.returncode, done.stderr) == (0, "")
+    job = json.loads(done.stdout)["job"]
+    assert (job["ranks"], job["max_restarts"], job["priority"]) == (3, 0, 0)
+    assert {name: job["env"].get(name) for name in "AB"} == {"A": "1", "B": "2"}
+
+
 @pytest.mark.parametrize(
     ("flags", "line"),
     [

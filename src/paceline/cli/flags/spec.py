@@ -93,11 +93,9 @@ def spec_of(given: Flags, verb: click.Command) -> tuple[JobSpec, Flags]:
     from paceline.job.reading import read
 
     if given.args:
-        behind = type(given)(verb.make_context(verb.name, [*given.args, path]).params)
-        if behind.script != path or behind.args:
+        given = type(given)(verb.make_context(verb.name, [*_words_before(given), *given.args, path]).params)
+        if given.script != path or given.args:
             raise UserError(f"{path} contains the script's arguments; only flags may follow it")
-        behind.of_backends = {**given.of_backends, **behind.of_backends}
-        vars(given).update((name, it) for name, it in vars(behind).items() if it)
     flags = copy.copy(given)
     flags.script, flags.args = "", ()
     try:
@@ -391,9 +389,23 @@ def _refuse_launchers(verb: click.Command, words: list[str]) -> None:
 
 
 def _typed_flags(verb: click.Command) -> list[tuple[str, ...]]:
-    """The flags before SCRIPT, as they were typed."""
+    """The flags before SCRIPT, one by one."""
+    return flags_of(verb, _typed())
+
+
+def _typed() -> list[str]:
+    """The words behind the verb, as they were typed."""
     context = click.get_current_context(silent=True)
-    return flags_of(verb, () if context is None else context.meta.get(TYPED, ()))
+    return [] if context is None else context.meta.get(TYPED, [])
+
+
+def _words_before(given: Given) -> list[str]:
+    """The words that were typed before a job file which has flags behind it."""
+    words, behind = _typed(), [given.script, *given.args]
+    if words[-len(behind) :] != behind:  # a launcher or a script of sbatch stands there
+        raise UserError(f"{given.script} contains the script's arguments; give its flags before it")
+    before = words[: -len(behind)]
+    return before[:-1] if before[-1:] == ["--"] else before
 
 
 def _is_that_of_ranks(python: str, given: Given) -> bool:

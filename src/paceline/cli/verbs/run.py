@@ -45,8 +45,8 @@ def _run(**params: Any) -> int:
         return rehearse.rehearse(rehearsed, spec, given, there)
     if not given.detach and (found := _in_allocation(given, spec, there)) is not None:
         there, nnodes, ranks = found
-        typed.nnodes, typed.ranks = nnodes or typed.nnodes, ranks or typed.ranks
-        spec, given = spec_of(typed, run)
+        given.nnodes, given.ranks = nnodes or given.nnodes, ranks or given.ranks
+        spec, given = spec_of(given, run)
     if given.stdin is not None and (given.detach or there.name != registry.HERE):
         raise UserError("--stdin: only ranks on this machine, in the foreground, can read it; leave the flag out")
     if given.detach:
