@@ -36,6 +36,7 @@ LINES = {
     "torchrun --nnodse 2 train.py": "! torchrun has no flag --nnodse; did you mean --nnodes?",
     "torchrun --nnodes": "! torchrun: --nnodes needs a value",
     "torchrun --on lab --nproc_per_node 2 train.py": "run --on lab -n 2 train.py",
+    "srun -N 0 -n 4 -G 4 train.py": "run --on slurm --nnodes 0 -np 4 --gpus 4 train.py",
     # python -m torch.distributed.launch
     "python -m torch.distributed.launch --nproc_per_node=2 --use_env train.py": "run -n 2 --use-env train.py",
     "python3 -u -m torch.distributed.launch --nproc_per_node=2 --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 "

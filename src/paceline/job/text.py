@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
+
+from .errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,3 +47,15 @@ def a_few(names: Sequence[str]) -> str:
     if len(names) <= _MOST_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[: _MOST_NAMES - 1])} and {len(names) - _MOST_NAMES + 1} others"
+
+
+def pattern(text: str, called: str) -> re.Pattern[bytes]:
+    """A regular expression for the lines of logs, which messages name as `called`.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return re.compile(text.encode(errors="surrogateescape"))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UserError(f"{called} is not a regular expression: {error}; put \\ before special letters") from None

@@ -15,6 +15,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, TypedDict
 
+from paceline.job import text
 from paceline.job.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,10 +92,7 @@ def _asked(request: Asked) -> Iterator[LogLines]:
 
 def _compiled(pattern: str) -> Spans:
     """Finds the first match in a line: where it begins and ends, in UTF-16 units."""
-    try:
-        search = re.compile(pattern.encode(errors="surrogateescape")).search
-    except (re.error, RecursionError, OverflowError) as error:
-        raise UserError(f"{pattern!r} is not a regular expression: {error}; put \\ before special letters") from None
+    search = text.pattern(pattern, repr(pattern)).search
 
     def too_long(*_: object) -> None:
         raise UserError(f"a search for {pattern!r} takes too long; give one with less to try, without + or * in groups")

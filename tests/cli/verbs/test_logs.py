@@ -106,6 +106,7 @@ def test_logs_of_a_job_that_has_ended(paceline: Paceline) -> None:
         (("job", "--all", "-i", "1"), "--all and -i contradict each other; give one of them"),
         (("job", "--attempt", "3"), "job job has no attempt 3; its only attempt is 0; correct --attempt"),
         (("job", "--grep", "("), "--grep '(' is not a regular expression: "),
+        (("job", "--grep", "a{99999999999}"), "--grep 'a{99999999999}' is not a regular expression: "),
         (("job", "--since", "soon"), "--since 'soon' is not a time; write for example 10m, 2h or "),
         (("job", "--since", "10"), "--since '10' has no unit; did you mean 10m?"),
         (("job", "--tail", "-1"), "Invalid value for '-t' / '--tail': -1 is less than 0"),

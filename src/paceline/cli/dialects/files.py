@@ -85,9 +85,9 @@ def _read(path: str, what: str, reader: Callable[[Any], Line], content: Any) -> 
         AttributeError,
         TypeError,
         ValueError,
-        KeyError,
-        IndexError,
-    ):  # its parts are not of the kind they should be
+        LookupError,
+        ArithmeticError,
+    ):  # its parts are not what they should be
         raise UserError(
             printable(f"{path} is {what}, and cannot be read as one; write a job file: paceline init")
         ) from None

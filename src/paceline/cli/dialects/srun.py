@@ -88,14 +88,19 @@ def _finish(line: Line) -> None:
         line.flags.insert(0, ("--on", "slurm"))
     tasks, cores, on_each = line.get("-np"), line.given.get("-c"), line.given.get("--gpus-per-task")
     nodes = (line.get("--nnodes") or "1").partition(":")[0]
-    ranks = line.get("-n") or (str(int(tasks) // int(nodes)) if tasks and (tasks + nodes).isdecimal() else "1")
+
+    def share(total: str) -> str | None:
+        """The share of a node; None if the numbers are none, or there is no node, which is refused later."""
+        return str(int(total) // int(nodes)) if (total + nodes).isdecimal() and int(nodes) else None
+
+    ranks = line.get("-n") or (tasks and share(tasks)) or "1"
     for flag, number in (("--cpus", cores), ("--gpus", on_each)):
         if number is not None and line.get(flag) is None:
             if not (number + ranks).isdecimal():
                 raise UserError(f"{flag} {number}: write the number for a node, as {flag} N")
             line.add(flag, str(int(number) * int(ranks)))
     if (total := line.given.get("-G")) is not None and line.get("--gpus") is None:
-        line.add("--gpus", str(int(total) // int(nodes)) if (total + nodes).isdecimal() else total)
+        line.add("--gpus", share(total) or total)
     if line.get("-n") is not None:
         line.take("-np")
     unwrap(line)

@@ -20,6 +20,7 @@ from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.write import ColoursOnly, ended_by_signals, say, write
 from paceline.job.errors import UserError
 from paceline.job.quantities import moment, show_time
+from paceline.job.text import pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -115,13 +116,8 @@ def _edits(several: bool, grep: str | None, timestamps: bool) -> list[Edit]:
     if several:
         edits.append(lambda _, lines: _drawn(lines))
     if grep is not None:
-        try:
-            pattern = re.compile(grep.encode(errors="surrogateescape"))
-        except re.error as error:
-            raise UserError(
-                f"--grep {grep!r} is not a regular expression: {error}; put \\ before special letters"
-            ) from None
-        edits.append(lambda _, lines: b"".join(filter(pattern.search, _LINE.findall(lines))))
+        search = pattern(grep, f"--grep {grep!r}").search
+        edits.append(lambda _, lines: b"".join(filter(search, _LINE.findall(lines))))
     if timestamps or several:
         edits.append(lambda it, lines: _behind(_prefix(it, several, timestamps), lines))
     return edits
