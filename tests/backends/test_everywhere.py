@@ -49,6 +49,11 @@ def test_a_job_is_found_where_it_was_submitted_to(tmp_path: Path, monkeypatch: p
     assert {name: (it.name, it.where) for name, it in found.items()} == {
         "there": ("lab", " --on lab"), "named": ("ssh", " -H h2:1 --ssh-port 2222"), "other": ("local", ""),
     }  # fmt: skip
+    (tmp_path / "home" / "jobs" / "named").mkdir(parents=True)
+    assert (everywhere.backend_with("named").name, everywhere.backend_with("named", "ssh").name) == ("local", "ssh")
+    with open(tmp_path / "paceline.toml", "a") as file:
+        file.write('[targets.ssh]\nbackend = "ssh"\nhosts = ["h3"]\n')
+    assert everywhere.backend_with("it", "ssh").where == " --on ssh"
 
 
 def test_a_fault_of_one_target_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,11 +48,7 @@ class Place(NamedTuple):
 
 def places(since: float | None = None) -> list[Place]:
     """This machine, the targets of the settings, and hosts that flags named for jobs that had not ended by `since`."""
-    names = [registry.HERE]
-    if settings_files.exist():
-        from paceline.job.settings import load
-
-        names += load().targets
+    names = [registry.HERE, *_targets()]
     names += [name for name in targets_in_use() if name not in names and registry.needs_no_target(name)]
     found = [
         Place(name, functools.partial(_loaded, name), None, functools.partial(registry.load, name)) for name in names
@@ -88,12 +84,24 @@ def target_of(name: str) -> str | None:
     return targets[0] if targets else None
 
 
-def backend_with(name: str) -> Backend:
-    """The backend that a job of this name was submitted to from here; this machine's if none was."""
-    target = target_of(name)
-    if target in registry.kinds_of_hosts():  # it was submitted to hosts that flags named
+def backend_with(name: str, target: str | None = None) -> Backend:
+    """The backend that a job of this name was submitted to from here; this machine's if none was.
+
+    Of several jobs of one name, `target` says which: the name of a target, or the kind of the hosts that flags named.
+    """
+    target = target or target_of(name)
+    if target in registry.kinds_of_hosts() and target not in _targets():  # hosts that flags named
         return registry.on_hosts(target, submitted_options(target, name))
     return registry.load(target)
+
+
+def _targets() -> Sequence[str]:
+    """The names of the targets of the settings."""
+    if not settings_files.exist():
+        return ()
+    from paceline.job.settings import load
+
+    return tuple(load().targets)
 
 
 def describe(

@@ -584,9 +584,10 @@ class Api:
             since = float(query["since"]) if "since" in query else None
         except ValueError:
             raise Refused(400, f"since={query['since'][:40]}: give seconds since the epoch") from None
+        known = {it["name"] for it in self._watch.targets()} | registry.kinds_of_hosts()
         request_of_lines: Asked = {
             "name": found.job.name,
-            "on": found.there.name if found.there.name in {it["name"] for it in self._watch.targets()} else None,
+            "on": found.there.name if found.there.name in known else None,
             "query": {
                 "ranks": chosen,
                 "since": since,

@@ -44,7 +44,7 @@ class Asked(TypedDict):
     """What the server sends: whose lines, which of them, and how many of these to leave out and to take."""
 
     name: str
-    on: str | None
+    on: str | None  # its target, or the kind of the hosts that flags named; None for the one that has such a job
     query: Query
     grep: str | None
     skip: int
@@ -85,9 +85,16 @@ def _end_with_server() -> None:
 
 
 def _asked(request: Asked) -> Iterator[LogLines]:
-    from paceline import jobs
+    from paceline.backends.base import LogQuery
+    from paceline.backends.everywhere import backend_with
+    from paceline.backends.functions import without_results
 
-    return jobs.logs(request["name"], jobs.LogQuery(**request["query"]), request["on"])
+    name = request["name"]
+    there = backend_with(name, request["on"])
+    found = there.describe([name]).jobs
+    if not found:
+        raise UserError(f"there is no job {name} any more")
+    return without_results(there.logs(name, LogQuery(**request["query"])), found[0])
 
 
 def _compiled(pattern: str) -> Spans:

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from paceline.backends import registry
+from paceline.job.errors import UserError
+
 from .fake import Login
 
 if TYPE_CHECKING:
@@ -166,3 +169,11 @@ def test_an_array_is_counted_by_its_indices(login: Login) -> None:
     done = login("submit", "--on", "lab", "--dry-run", "--name", "it", "--array", "0-999:100", login.script("pass"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("paceline: a job named it-300 has its files in ")
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=touch x", "two words", ""])
+def test_a_login_node_has_the_name_of_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "paceline.toml").write_text(f'[targets.s]\nbackend = "slurm"\nssh = "{name}"\n')
+    with pytest.raises(UserError, match=r"s\.ssh: .* is not the name of a host"):
+        registry.load("s")

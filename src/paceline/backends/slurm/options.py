@@ -98,6 +98,12 @@ def _key(file: Any) -> Any:
     return file
 
 
+def _login(name: Any) -> Any:
+    if isinstance(name, str) and (name.startswith("-") or not name.isprintable() or len(name.split()) != 1):
+        raise ValueError(f"{name!r} is not the name of a host; name a login node as ssh knows it")
+    return name
+
+
 class Options(Model, frozen=True, kw_only=True):
     """The keys of a target other than `backend`; flags can set them too.
 
@@ -122,7 +128,7 @@ class Options(Model, frozen=True, kw_only=True):
     array: str | None = None
     containers: Literal["pyxis", "apptainer", "singularity"] | None = None
 
-    parsers: ClassVar[Parsers] = {"slurm": _known, "array": _array, "identity_file": _key}
+    parsers: ClassVar[Parsers] = {"ssh": _login, "slurm": _known, "array": _array, "identity_file": _key}
 
 
 # -- what sbatch is asked for if a job, --slurm and the settings say the same ------------------------------------------

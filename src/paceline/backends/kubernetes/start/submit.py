@@ -272,8 +272,13 @@ def _record_of(cluster: Cluster, spec: JobSpec) -> CodeRecord | None:
 
 def _record(job: Found) -> CodeRecord:
     """The record of a job's code."""
-    found: CodeRecord = json.loads(job.annotations.get(CODE, "{}"))
-    return found
+    try:
+        found: CodeRecord = json.loads(job.annotations.get(CODE, "{}"))
+        if isinstance(found, dict):
+            return found
+    except ValueError:
+        pass
+    raise UserError(f"the annotation {CODE} of job {job.name} is damaged; submit the job again")
 
 
 def _job(cluster: Cluster, name: str) -> Found:
