@@ -350,8 +350,8 @@ def test_what_a_user_without_permissions_sees(user: User, monkeypatch: pytest.Mo
     said: list[str] = []
     assert len(user.backend().nodes(said.append)) == 2
     assert said == [
-        "the cluster has no metrics-server that answers; CPU and MEMORY are what pods have requested",
         "you may not list pods outside namespace default; what they have is not counted",
+        "the cluster has no metrics-server that answers; CPU and MEMORY are what pods have requested",
     ]
     report = user.backend().check(None)  # type: ignore[arg-type]
     assert any(it.what.startswith("does not let you list pods of all namespaces: ") for it in report.findings)

@@ -43,6 +43,10 @@ def test_why_a_job_waits(user: User) -> None:
         job = user.until(name, lambda job, said=said: said in (job.waiting or ""))
         assert job.state == "PENDING" and job.waiting is not None and "node 0 (" in job.waiting
     assert "no such host" in str(user.get("image").waiting)
+    with pytest.raises(UserError, match="job gpus has not ended; stop it first with paceline stop gpus"):
+        user.backend().delete(["gpus", "image"])
+    user.backend().stop(["gpus", "image"], now=True)
+    assert [user.ended(name).state for name in ("gpus", "image")] == ["STOPPED"] * 2
     user.backend().delete(["gpus", "image"])
     user.nothing_left("gpus")
 
