@@ -15,7 +15,7 @@ READ = (
 # anew; another Python passes over it. Whoever can write to the archive, or put another one in its place, runs as this
 # user: so nobody else may be able to change any part of its path.
 BEGIN = r"""
-import os, stat
+import binascii, os, stat
 stdin = getattr(sys.stdin, "buffer", sys.stdin)
 def say(answer):
     sys.stdout.write(json.dumps(answer) + chr(10))
@@ -31,6 +31,13 @@ def add_bytecode(archive):
                 except SyntaxError:  # what ranks import may need a newer Python, which they may have
                     continue
                 packed.writestr(zipfile.ZipInfo(name + "c"), head + marshal.dumps(code))
+def is_whole(archive):
+    import zipfile
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            return "paceline/__init__.py" in packed.namelist()
+    except zipfile.BadZipFile:
+        return False
 class Unsafe(Exception):
     pass
 def refuse(part, status, why):
@@ -76,6 +83,14 @@ def check(path):
         name = rest.pop(0)
         part = os.path.dirname(part) if name == ".." else os.path.join(part, name)
         status = os.lstat(part)
+def is_usable(archive):
+    if not os.path.lexists(archive):
+        return False
+    check(archive)
+    status = os.lstat(archive)
+    if not stat.S_ISREG(status.st_mode):
+        refuse(archive, status, "is no regular file")
+    return is_whole(archive)
 order = json.loads(stdin.readline().decode())
 request = stdin.readline()
 if sys.version_info < (3, 9):
@@ -92,33 +107,34 @@ try:
         check(os.path.join(folder, "."))
     os.makedirs(root, mode=0o700, exist_ok=True)
     check(root)
-    is_missing = not os.path.lexists(path)
-    if is_missing:
-        coming = path + "." + str(os.getpid())
+    if is_usable(path):
+        say({"need": False})
+    else:
+        coming = path + "." + binascii.hexlify(os.urandom(8)).decode()  # hosts that share a home share pids, too
+        descriptor = os.open(coming, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            descriptor = os.open(coming, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "wb") as file:
+            with open(descriptor, "w+b") as file:
                 say({"need": True})
                 size = int(stdin.readline() or 1)
                 data = stdin.read(size)
                 file.write(data)
-            if len(data) < size:
-                sys.exit()
-            add_bytecode(coming)
+                if len(data) < size:
+                    sys.exit()
+                add_bytecode(file)
+                file.flush()
+                os.fsync(descriptor)  # or it may be empty after a loss of power
+            if not is_whole(coming):
+                raise OSError(0, "the archive of paceline came damaged")
             try:
-                os.link(coming, path)  # another may have been as quick, and processes may use what it brought
-            except FileExistsError:
-                pass
+                os.link(coming, path)
+            except FileExistsError:  # another was as quick, and processes may use what it brought; or it is damaged
+                if not is_usable(path):
+                    os.replace(coming, path)
             except OSError:  # no hard links here
                 os.replace(coming, path)
         finally:
             if os.path.exists(coming):
                 os.unlink(coming)
-    check(path)
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        refuse(path, os.lstat(path), "is no regular file")
-    if not is_missing:
-        say({"need": False})
 except Unsafe as error:
     say({"error": str(error) + ", so others could run code as you; let only you own and write to that path"
         " (chown, chmod go-w), or choose another root with --ssh-root, or root = in the settings"})
