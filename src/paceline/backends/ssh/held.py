@@ -69,8 +69,8 @@ class Held:
             self._lost_since, self._pause = time.monotonic(), _FIRST_PAUSE
         return was_there
 
-    async def wait(self) -> tuple[Request, Patience]:
-        """Wait for the next try; returns its request, and how long it may take."""
+    async def wait(self) -> tuple[Host, Request, Patience]:
+        """Wait for the next try; returns where it goes, its request, and how long it may take."""
         seconds = self._host.reconnect
         remaining = self._lost_since + seconds - time.monotonic()
         if self.is_given_up:
@@ -81,7 +81,7 @@ class Held:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         request: Rejoin = {**self._request, "seen": self._seen}
         patience = self._host.patience(request)
-        return request, patience.shortened(max(_LEAST, min(patience.login, remaining)))
+        return self._host, request, patience.shortened(max(_LEAST, min(patience.login, remaining)))
 
     def is_back(self, answers: Answers, heard: int) -> None:
         """Note that there is a connection again, and that the host has heard so many orders."""

@@ -130,10 +130,11 @@ class Streams:
         """Pass on what a host answers, over several connections if its part of a job is held."""
         turn: AbstractAsyncContextManager[object] = self._starting
         patience: Patience | None = None
+        to = host
         while True:
             try:
                 async with turn:
-                    answers = await host.connect(request, body, apart=self._apart, patience=patience)
+                    answers = await to.connect(request, body, apart=self._apart, patience=patience)
                 await self._pass_on(host, answers)
                 return
             except Unreachable as error:
@@ -143,7 +144,7 @@ class Streams:
                 if held.lose(error) and not held.is_given_up:
                     self._note(host, f"the connection to {host.name} broke; trying again for {host.reconnect:g} s")
                 self._lost.add(host)
-            request, patience = await held.wait()
+            to, request, patience = await held.wait()
             body, turn = None, contextlib.nullcontext()
 
     async def _pass_on(self, host: Host, answers: Answers) -> None:
