@@ -439,13 +439,14 @@ class Answers:
         return answer
 
     def _parsed(self, line: bytes) -> Answer:
-        try:
-            answer: Answer = json.loads(line, object_hook=_sharing)
-        except ValueError:
+        answer: Answer = None
+        with contextlib.suppress(ValueError):
+            answer = json.loads(line, object_hook=_sharing)
+        if not isinstance(answer, dict):
             first = printable(line.decode(errors="replace").strip())
             raise UserError(
                 f"{self._host.name}: {self._host.python} there prints {first!r} when it begins; let it print nothing"
-            ) from None
+            )
         if not answer:
             self._read_no_more()
             return answer
