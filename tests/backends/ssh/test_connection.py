@@ -255,6 +255,39 @@ def test_a_startup_file_that_waits_for_more(ask: Ask, tmp_path: Path, monkeypatc
     assert said.startswith("cannot reach h1: no answer within 1 s; it may be busy or hang, or a start-up file of its ")
 
 
+SLOW = """#!/bin/sh
+printf '{"need": false}\\n{"jobs": [], '
+%s
+printf '"names": []}\\n'
+cat > /dev/null
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "within"),
+    [("cat > /dev/null", r"\d(\.\d)?"), ("while :; do printf ' '; sleep 0.2; done", "4")],
+    ids=["stops", "never ends"],
+)
+def test_an_answer_that_does_not_come_completely(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, within: str
+) -> None:
+    monkeypatch.setenv("LIMIT", "1")
+    python = tmp_path / "python"
+    python.write_text(SLOW % then)
+    python.chmod(0o755)
+    what = f"its answer did not arrive completely within {within} s; it or its network may be slow: ssh h1; if it is"
+    with pytest.raises(Silent, match=f"^cannot reach h1: {what} only slow, set look_timeout below "):
+        ask(tmp_path / "root", str(python))
+
+
+def test_an_answer_that_keeps_coming_may_take_longer(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIMIT", "2")
+    python = tmp_path / "python"
+    python.write_text(SLOW % "for _ in 1 2 3 4 5 6; do sleep 0.5; printf ' '; done")
+    python.chmod(0o755)
+    assert ask(tmp_path / "root", str(python)) == {"jobs": [], "names": []}
+
+
 def test_a_login_that_takes_longer_than_a_command_waits_serves_the_next_one(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10
 _PIECE = _READ = 1 << 16  # bytes that are written, or read, at once
 _MOST_UNREAD = 1 << 18  # bytes of answers that nobody has taken; then no more are read
+_SLOW = 4  # times as long as its limit an answer may take that keeps coming
 _MOST_LISTS = 256  # of hosts of jobs
 _ENDING = 5.0  # seconds in which ssh ends when it is told to
 IDLE_SECONDS = 10.0  # that a connection is kept for the next request of this process
@@ -296,6 +297,7 @@ class Answers:
         self.was_kept = self._is_over = False
         self._changed = asyncio.Event()  # something has come, or has gone
         self._seconds = self._until = math.inf  # that the wait may take that goes on, and its end
+        self._began = 0.0  # when it began
         self._is_silent = False  # it took longer
         self._leaving: subprocess.Popen[bytes] | None = None  # when it was silent: no other command uses the connection
         self._closing: asyncio.Task[None] | None = None
@@ -368,6 +370,8 @@ class Answers:
         while not (answer := self._whole()):
             if self._is_over:
                 raise await self._why_over()
+            if self._has_part:
+                self._until = min(self.loop.time() + self._seconds, self._began + _SLOW * self._seconds)
             self._read_on()
             await self._change()
         return answer
@@ -375,7 +379,8 @@ class Answers:
     def _within(self, seconds: float | None) -> None:
         """A wait of at most so many seconds begins; None for no limit."""
         self._seconds = math.inf if seconds is None else seconds
-        self._until = self.loop.time() + self._seconds
+        self._began = self.loop.time()
+        self._until = self._began + self._seconds
 
     async def _change(self) -> None:
         """Wait until something has come or gone."""
@@ -408,9 +413,14 @@ class Answers:
 
     async def _why_over(self) -> Unreachable:
         """Why no more answers come; waits until its process has ended."""
-        if not (self._buffer and self._has_begun) and self._head is None and self._is_silent:
+        if self._is_silent:
             return Silent(self._silence())
         return Unreachable(await self._failure())
+
+    @property
+    def _has_part(self) -> bool:
+        """Whether the first bytes of an answer have come; after `_whole` has found none."""
+        return self._head is not None or (self._has_begun and bool(self._buffer))
 
     def _whole(self) -> Answer | None:
         """The next answer; None if not all of it has come."""
@@ -462,11 +472,19 @@ class Answers:
 
     def _silence(self) -> str:
         """That it has not answered in time, and what to do."""
-        hint = f"it may be busy or hang, or a start-up file of its shell wait for input: {self._host.by_hand}"
+        if self._has_part:
+            seconds = round(self._until - self._began, 1)
+            what, why = f"its answer did not arrive completely within {seconds:g} s", "it or its network may be slow"
+            only = "it is only slow"
+        else:
+            what = f"no answer within {self._seconds:g} s"
+            why = "it may be busy or hang, or a start-up file of its shell wait for input"
+            only = "its login only takes long"
+        hint = f"{why}: {self._host.by_hand}"
         if self._patience.prompt and self._seconds == self._host.limits.look:
             later = "; the login goes on for the next command" if self._is_first and self._host.is_kept else ""
-            hint += f"; if its login only takes long, set look_timeout below [defaults]{later}"
-        return f"cannot reach {self._host.name}: no answer within {self._seconds:g} s; {hint}"
+            hint += f"; if {only}, set look_timeout below [defaults]{later}"
+        return f"cannot reach {self._host.name}: {what}; {hint}"
 
     # -- what it is told -----------------------------------------------------------------------------------------------
 
