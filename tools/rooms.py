@@ -21,7 +21,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/backends/kubernetes": 5075,
     "paceline/backends/local": 585,
     "paceline/backends/rehearsal": 655,
-    "paceline/backends/remote": 1105,
+    "paceline/backends/remote": 1115,
     "paceline/backends/slurm": 1045,
     "paceline/backends/ssh": 2105,
     "paceline/cli": 270,

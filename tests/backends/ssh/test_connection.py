@@ -70,6 +70,17 @@ def refusal(ask: Ask, root: Path, python: str = "python3", startup: str = "") ->
     return said
 
 
+def zombies() -> set[int]:
+    """Children of this process that have ended, and that it has not waited for."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent, *_ = path.read_text().rpartition(")")[2].split()
+            if state == "Z" and int(parent) == os.getpid():
+                found.add(int(path.parent.name))
+    return found
+
+
 def test_requests_of_one_process_share_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logins = tmp_path / "logins"
     ssh = tmp_path / "bin" / "ssh"
@@ -324,6 +335,18 @@ def test_a_login_that_nobody_needs_ends(ask: Ask, tmp_path: Path, monkeypatch: p
         monkeypatch.setenv("STARTUP", startup)
         Host("h1", 1, None, None, "python3", str(tmp_path / "root")).log_in()
         all_end(lambda: processes_with(f"STARTUP={startup}"), "the login")  # noqa: B023 - called at once
+
+
+def test_logins_that_have_ended_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process that lives long, such as that of `paceline web`."""
+    (tmp_path / "login.py").touch()  # it ends at once
+    monkeypatch.setattr(login, "__file__", str(tmp_path / "login.py"))
+    host, before = Host("h1", 1, None, None, "python3", str(tmp_path / "root")), zombies()
+    host.log_in()
+    eventually(lambda: zombies() - before, "it has ended")
+    first = zombies() - before
+    host.log_in()
+    assert not first & zombies()
 
 
 def test_a_wrapper_of_ssh_that_leaves_a_child_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ LOGIN_SECONDS = 120.0  # that a login may take; sshd gives up after as many
 KEPT_SECONDS = 60.0  # that it is kept for the next command
 _ANSWER_SECONDS = 1.0  # for the process that keeps it
 
+_going_on: set[int] = set()  # processes of this one's that log in, until their end has been noticed
+
 
 class Login:
     """A login that is there, for which Python waits: what is used of `subprocess.Popen`."""
@@ -68,13 +70,26 @@ def take(path: str) -> Login | None:
 
 def go_on(path: str, mark: str, command: list[str]) -> None:
     """Start a process that logs in, and keeps the login behind a socket; unless there is one that does."""
+    _forget_ended()
     null = subprocess.DEVNULL
     with contextlib.suppress(OSError):
         process = subprocess.Popen(
             [sys.executable, "-IS", __file__, path, mark, *command], stdin=null, stdout=null, stderr=null,
             start_new_session=True,
         )  # fmt: skip
-        process.returncode = 0  # it outlives this one
+        process.returncode = 0  # it may outlive this one
+        _going_on.add(process.pid)
+
+
+def _forget_ended() -> None:
+    """Let the system forget those that have ended: this process may live long, and see many hosts that are silent."""
+    for pid in list(_going_on):
+        try:
+            has_ended = os.waitpid(pid, os.WNOHANG) != (0, 0)
+        except ChildProcessError:  # it is a child of the one of which this one is a fork
+            has_ended = True
+        if has_ended:
+            _going_on.discard(pid)
 
 
 def _keep(path: str, mark: bytes, command: list[str]) -> None:
