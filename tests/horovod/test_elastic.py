@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ from .ranks import started
 from .test_optimizer import net
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.conftest import Paceline
 
 
@@ -135,6 +139,41 @@ def test_what_elastic_run_does_after_each_error() -> None:
     ]  # fmt: skip
     with pytest.raises(KeyError, match="other"):
         run_fn(lambda _: {}["other"], resets)(Recorder())
+
+
+def folds(folder: str, count: int) -> list[list[int]]:
+    """The epochs of the trainings of a script, which ends after so many of them."""
+    started(PACELINE_RUN_DIR=folder)
+    seen: list[list[int]] = []
+
+    @hvd.elastic.run
+    def train(state: Any, fold: int) -> None:
+        seen.append([])
+        while state.epoch < 3:
+            seen[-1].append(state.epoch)
+            state.epoch += 1
+            with torch.no_grad():
+                state.model.weight += fold
+            state.commit()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        with pytest.raises(hvd.HostsUpdatedInterrupt):
+            state.check_host_updates()
+
+    for fold in range(count):
+        state = hvd.elastic.TorchState(torch.nn.Linear(1, 1), epoch=0, **{f"only{fold}": 0})
+        for times in (1, 2):  # the second training goes on with the weights of the first one
+            if times == 1:
+                torch.nn.init.zeros_(state.model.weight)
+            state.epoch = 0
+            state.save()
+            train(state, fold)
+            assert state.model.weight.item() == 3 * fold * times
+    return seen
+
+
+def test_each_training_of_a_script_has_its_own_commits(tmp_path: Path) -> None:
+    assert launch(folds, (str(tmp_path), 1)) == [[[0, 1, 2]] * 2]
+    assert launch(folds, (str(tmp_path), 2)) == [[[], [], [0, 1, 2], [0, 1, 2]]]  # started again, it goes on
 
 
 def samplers() -> None:

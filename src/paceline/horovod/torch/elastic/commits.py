@@ -25,7 +25,8 @@ from paceline.train.control.exit_report import Preempted, record
 from paceline.train.loop.steps import run_folder
 
 T = TypeVar("T")
-_FILE = "horovod-state.pickle"
+_runs = 0  # of this process that write their commits
+_current: ObjectState | None = None  # the state of the run that began last
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
@@ -39,7 +40,16 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     Args:
         func: trains; its first argument is a `State`.
     """
-    return run_fn(func, _reset, _resume, _restart)
+    begin = run_fn(func, _reset, _resume, _restart)
+
+    @functools.wraps(func)
+    def run_whole(state: Any, *args: Any, **kwargs: Any) -> T:
+        try:
+            return begin(state, *args, **kwargs)
+        finally:
+            vars(state).pop("save", None)  # what is saved from now on is no commit of this run
+
+    return run_whole
 
 
 def _reset() -> None:
@@ -48,13 +58,18 @@ def _reset() -> None:
 
 
 def _resume(state: Any) -> None:
-    """Take the newest commit of an earlier attempt, and write those of this one."""
+    """Take the newest commit of an earlier attempt, and write those of this one.
+
+    Each run of a script has a file of its own: another one begins with the state that it is given.
+    """
+    global _runs, _current  # noqa: PLW0603 - the process has one handler of signals, and counts its runs
     folder = run_folder()
     if folder is None or not isinstance(state, ObjectState):
         return
     if not is_initialized():
         init()
-    file = folder / _FILE
+    _runs += 1
+    file = folder / ("horovod-state.pickle" if _runs == 1 else f"horovod-state-{_runs}.pickle")
     count, saved = _read(file)
     counts = allgather_object(count)
     newest = max(range(size()), key=counts.__getitem__)
@@ -73,7 +88,8 @@ def _resume(state: Any) -> None:
             _write(file, count, state._committed())
 
     object.__setattr__(state, "save", save_and_write)
-    _catch_signals(state)
+    _current = state
+    _catch_signals()
 
 
 def _restart(state: Any) -> None:
@@ -84,11 +100,16 @@ def _restart(state: Any) -> None:
     raise Preempted
 
 
-def _catch_signals(state: Any) -> None:
+def _catch_signals() -> None:
     """Let SIGUSR2, with which paceline asks the ranks to save, raise HostsUpdatedInterrupt at the next commit."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
-        signal.signal(signal.SIGUSR2, lambda *_: state.on_restart(time.time()))
+        signal.signal(signal.SIGUSR2, _ask_for_restart)
+
+
+def _ask_for_restart(*_: object) -> None:
+    assert _current is not None, "it is set before the handler"
+    _current.on_restart(time.time())
 
 
 def _read(file: Path) -> tuple[int, Any]:
