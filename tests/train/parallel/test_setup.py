@@ -176,6 +176,42 @@ def test_accumulation_over_equal_batches_is_that_by_hand_to_the_bit() -> None:
     assert launch_each(accumulated, [(True,), (False,)]) == [[accumulated_by_hand(2)]] * 2
 
 
+def with_common_parameters() -> None:
+    """Two models have one trunk, and their optimizers one scale that is in no model."""
+
+    def build_both() -> tuple[Any, Any]:
+        trunk = build()
+        models = [torch.nn.Sequential(trunk, torch.nn.Linear(1, 1)) for _ in range(2)]
+        return models, torch.nn.Parameter(torch.tensor(2.0))
+
+    def loss_of(models: Any, scale: Any, x: Any, y: Any) -> Any:
+        return sum((scale * model(x) - y).pow(2).mean() for model in models)
+
+    def gradients(models: Any, scale: Any) -> Any:
+        every = dict.fromkeys([*models[0].parameters(), *models[1].parameters(), scale])
+        return torch.cat([p.grad.flatten() for p in every])
+
+    mine, my_scale = build_both()
+    with paceline.init() as run:
+        models, scale = build_both()
+        optimizers = [torch.optim.SGD([*model.parameters(), scale], 0.1) for model in models]
+        options = {"strategy": paceline.Strategy(accumulate=2)}
+        *wrapped, _, _ = run.setup(*models, *optimizers, **options)
+        for number, (x, y) in enumerate(run.dataloader(data(8), batch_size=4)):
+            weight = 1 + 2 * number
+            (loss_of(mine, my_scale, x, y) * weight / 4).backward()
+            run.backward(loss_of(wrapped, scale, x, y), weight=weight)
+        torch.testing.assert_close(gradients(models, scale), gradients(mine, my_scale))
+        every = dict.fromkeys([*mine[0].parameters(), *mine[1].parameters(), my_scale])
+        norm = torch.nn.utils.clip_grad_norm_(every, 0.1)
+        torch.testing.assert_close(run.clip_grad_norm(0.1), norm)
+        torch.testing.assert_close(gradients(models, scale), gradients(mine, my_scale))
+
+
+def test_parameters_that_models_share_are_scaled_once() -> None:
+    launch(with_common_parameters)
+
+
 def scheduled(when: str, lr_scaling: str) -> tuple[list[float], list[float]]:
     with paceline.init() as run:
         model = build()

@@ -378,11 +378,9 @@ class Model:
         """Whether gradients are averaged over the ranks now."""
         return self.exchanges and (self.synchroniser is None or self.synchroniser.exchanges_gradients)
 
-    def scale_gradients(self, factor: float | torch.Tensor) -> None:
-        """Multiply all gradients so far."""
-        for parameter in self.module.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
+    def gradients(self) -> list[torch.Tensor]:
+        """All gradients so far."""
+        return [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
 
     def check_inputs(self, inputs: set[int]) -> bool:
         """Whether a backward for these tensors, given by their ids, gives gradients of this model."""

@@ -830,13 +830,12 @@ class Prepared:
 
     def scale_gradients(self, every: int, factor: float | torch.Tensor) -> None:
         """Multiply the gradients of models set up with this `Strategy.accumulate`."""
-        for model in self._models:
-            if model.strategy.accumulate == every:
-                model.scale_gradients(factor)
-        for loose in self._loose:
-            for parameter in loose.late.parameters if loose.accumulate == every else ():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
+        models = [model for model in self._models if model.strategy.accumulate == every]
+        loose = [p for each in self._loose if each.accumulate == every for p in each.late.parameters]
+        gradients = [gradient for model in models for gradient in model.gradients()]
+        gradients += [p.grad for p in loose if p.grad is not None]
+        for gradient in dict.fromkeys(gradients):  # models and optimizers may share parameters
+            gradient.mul_(factor)
 
     def check_gradients(self, loop: Loop, again: bool = False) -> None:
         """Check that the gradients of a backward are complete if the optimizer steps next."""
@@ -864,10 +863,10 @@ class Prepared:
         self._passes.finish()
 
     def parameters_with_gradients(self) -> list[torch.Tensor]:
-        """The parameters of all models that have a gradient."""
+        """The parameters of all models that have a gradient; those that models share come once."""
         parameters: list[torch.Tensor] = [p for model in self._models for p in model.module.parameters()]
         parameters += [p for loose in self._loose for p in loose.late.parameters]
-        return [p for p in parameters if p.grad is not None]
+        return [p for p in dict.fromkeys(parameters) if p.grad is not None]
 
 
 def _loose_part(number: int) -> str:

@@ -311,11 +311,10 @@ class ShardedModel(Model):
         self.has_gradients = True
         return self._is_last
 
-    def scale_gradients(self, factor: float | torch.Tensor) -> None:
-        """Multiply all gradients so far, also those that are not exchanged yet."""
+    def gradients(self) -> list[torch.Tensor]:
+        """All gradients so far, also those that are not exchanged yet."""
         here = [parameter.grad for _, parameter in self._trained if parameter.grad is not None]
-        for gradient in (*here, *_accumulated(self.module)):  # the module may have its gathered parameters now
-            gradient.mul_(factor)
+        return [*here, *_accumulated(self.module)]  # the module may have its gathered parameters now
 
     def check_inputs(self, inputs: set[int]) -> bool:
         """Whether a backward for these tensors, given by their ids, gives gradients of this model."""
