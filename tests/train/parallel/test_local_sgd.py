@@ -83,6 +83,47 @@ def test_auto_averages_less_often_with_a_smaller_learning_rate() -> None:
     )
 
 
+class Quantised(torch.nn.Module):
+    """It has a table of integers, and complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.arange(6, dtype=torch.int8), requires_grad=False)
+        self.phase = torch.nn.Parameter(torch.ones(6, dtype=torch.complex64))
+        self.last = torch.nn.Linear(6, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.last((x * self.table * self.phase).abs())
+
+
+def quantised(sync: Any) -> None:
+    with paceline.init() as run:
+        torch.manual_seed(1)
+        model = Quantised()
+        model, optimizer = run.setup(
+            model, torch.optim.SGD(model.parameters(), 1e-3), strategy=paceline.Strategy(sync=sync)
+        )
+        own: list[Any] = []
+        step = optimizer.register_step_post_hook(lambda *_: own.append(model.phase.detach().clone()))
+        for number in range(2):
+            optimizer.zero_grad()
+            run.backward(loss_of(model, batch(run.rank, number)))
+            if number == 1:
+                step.remove()
+            optimizer.step()
+        first, second = run.all_gather(own[0])
+        assert not torch.equal(first, second)  # each rank has trained alone
+        assert torch.equal(*run.all_gather(model.phase))
+        assert model.table.tolist() == list(range(6))
+
+
+@pytest.mark.parametrize(
+    "sync", [LocalSGD(every=2, warmup=0), paceline.DiLoCo(every=2, fragments=1, overlap=False, wire="fp32")]
+)
+def test_tables_of_integers_stay_and_complex_weights_are_averaged(sync: Any) -> None:
+    launch(quantised, (sync,), 2)
+
+
 def without_optimizer() -> None:
     with paceline.init() as run:
         model = run.setup(build(), strategy=paceline.Strategy(sync="local_sgd"))

@@ -58,8 +58,8 @@ def means(tensors: Sequence[torch.Tensor], average: Callable[[torch.Tensor], Any
 
 
 def floating(tensors: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors of floating point among some values."""
-    return [each for each in tensors if torch.is_tensor(each) and each.is_floating_point()]
+    """The tensors of floating-point or complex numbers among some values."""
+    return [each for each in tensors if torch.is_tensor(each) and (each.is_floating_point() or each.is_complex())]
 
 
 def states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -136,7 +136,7 @@ class LocalExchange(ApartExchange):
         if not self._apart:
             return
         self._apart = 0
-        tensors = [*self._module.parameters(), *floating(self._module.buffers()), *self._momenta()]
+        tensors = [*floating([*self._module.parameters(), *self._module.buffers()]), *self._momenta()]
         with torch.no_grad():
             for tensor, mean in zip(tensors, means(tensors, self._averaging.average), strict=True):
                 tensor.copy_(mean)
