@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import pickle
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -174,6 +177,43 @@ def folds(folder: str, count: int) -> list[list[int]]:
 def test_each_training_of_a_script_has_its_own_commits(tmp_path: Path) -> None:
     assert launch(folds, (str(tmp_path), 1)) == [[[0, 1, 2]] * 2]
     assert launch(folds, (str(tmp_path), 2)) == [[[], [], [0, 1, 2], [0, 1, 2]]]  # started again, it goes on
+
+
+def on_a_full_disk(folder: str) -> tuple[list[int], list[str], list[str]]:
+    """Where the training begins, the files that a full disk leaves, and what is logged; the last commit is written."""
+    started(PACELINE_RUN_DIR=folder)
+    begins: list[int] = []
+    left: list[str] = []
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("paceline").addHandler(handler)
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        begins.append(state.step)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", refuse)
+            for state.step in (1, 2):
+                state.commit()
+            left.extend(os.listdir(folder))
+            if len(begins) == 1:
+                raise hvd.HorovodInternalError("a rank is gone")  # the commit in memory counts
+        state.step = 3
+        state.commit()
+
+    train(hvd.elastic.ObjectState(step=0))
+    return begins, left, told
+
+
+def test_a_full_disk_does_not_end_a_training(tmp_path: Path) -> None:
+    ((begins, left, (told,)),) = launch(on_a_full_disk, (str(tmp_path),))
+    assert (begins, left) == ([0, 2], [])
+    assert "commits cannot be written ([Errno 28] full); the training goes on" in told
+    assert pickle.loads((tmp_path / "horovod-state.pickle").read_bytes())[1] == {"step": 3}
 
 
 def samplers() -> None:

@@ -9,6 +9,7 @@ state is saved.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import pickle
 import signal
@@ -24,6 +25,7 @@ from paceline.horovod.torch.functions import allgather_object, broadcast_object
 from paceline.train.control.exit_report import Preempted, record
 from paceline.train.loop.steps import run_folder
 
+log = logging.getLogger("paceline")
 T = TypeVar("T")
 _runs = 0  # of this process that write their commits
 _current: ObjectState | None = None  # the state of the run that began last
@@ -78,14 +80,24 @@ def _resume(state: Any) -> None:
         state._take_committed(broadcast_object(saved, newest))
         state.on_reset()  # there may be other ranks than those that have committed it
     save, is_writer = state.save, local_rank() == 0
+    has_warned = False
 
     @functools.wraps(save)
     def save_and_write() -> None:
-        nonlocal count
+        nonlocal count, has_warned
         save()
         count += 1
-        if is_writer:
+        if not is_writer:
+            return
+        try:
             _write(file, count, state._committed())
+        except OSError as error:  # the commit in memory is there
+            if not has_warned:
+                log.warning(
+                    "commits cannot be written (%s); the training goes on, and each commit tries again: until then, "
+                    "a new start of the ranks goes back to the last one that was written", error,
+                )  # fmt: skip
+            has_warned = True
 
     object.__setattr__(state, "save", save_and_write)
     _current = state
@@ -124,8 +136,12 @@ def _read(file: Path) -> tuple[int, Any]:
 def _write(file: Path, count: int, saved: Any) -> None:
     """Replace the file in one step: a killed rank leaves the old commit or the new one."""
     new = file.with_suffix(".new")
-    with open(new, "wb") as out:
-        pickle.dump((count, saved), out, protocol=5)
-        out.flush()
-        os.fsync(out.fileno())
-    new.replace(file)
+    try:
+        with open(new, "wb") as out:
+            pickle.dump((count, saved), out, protocol=5)
+            out.flush()
+            os.fsync(out.fileno())
+        new.replace(file)
+    except OSError:
+        new.unlink(missing_ok=True)  # it takes what is left of the disk
+        raise
