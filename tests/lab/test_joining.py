@@ -137,8 +137,15 @@ def test_a_host_that_refuses_keeps_another_from_joining_and_the_job_goes_on(clie
         third.fill()
     else:
         client.settings(hosts=["h3"])
-        assert client("submit", "--on", "lab", "--name", "it", "script.py").returncode == 0
-        client.settings(hosts=["h3", "h2", "h1"])  # of two jobs of one name, that of the last host is known
+        client.succeeds("submit", "--on", "lab", "--name", "it", "script.py")
+        client.settings(hosts=["h3", "h2", "h1"])
+        done = client("scaleout", "--on", "lab", "it", "h2")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "not clear which one: another job it (RUNNING) is on " in done.stderr
+        flags = "-H", "h3", "--ssh-root", f"~/{client.root}"
+        client.succeeds("stop", *flags, "--now", "it")  # of two jobs of one name, that which has not ended is known
+        seen = client.succeeds("get", "--on", "lab", "it")
+        assert "; delete it there with paceline delete -H h3 --ssh-root " in seen.stderr
     done = client("scaleout", "--on", "lab", "it", "h2", "h3")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith("paceline: no host joins job it, which goes on; h2 can, if named alone: ")

@@ -191,8 +191,10 @@ class Ssh(Backend):
 
     def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:
         """What `delete` would remove of these jobs on the hosts that answer; each may have a part of a checkpoint."""
-        request: messages.OfJobs = {"do": "contents", "names": list(names)}
-        answers, _ = self._hosts.ask(_distinct(self._jobs.hosts_of(name) for name in names), lambda _: request)
+        hosts = {name: self._jobs.hosts_of(name) for name in names}
+        answers, _ = self._hosts.ask(
+            _distinct(hosts.values()), lambda host: {"do": "contents", "names": _on(host, hosts)}
+        )
         found: dict[str, Contents] = {}
         for answer in answers.values():
             for name, there in answer["contents"].items():
@@ -315,18 +317,20 @@ class Ssh(Backend):
 
     def stop(self, names: Sequence[str], now: bool = False) -> Mapping[str, str]:
         """Ask jobs to stop, on all hosts that answer; returns why others did not."""
-        return self._tell(names, {"do": "stop", "names": names, "now": now})
+        return self._tell(names, lambda there: {"do": "stop", "names": there, "now": now})
 
     def suspend(self, names: Sequence[str]) -> Mapping[str, str]:
-        return self._tell(names, {"do": "suspend", "names": names, "resumes": False})
+        return self._tell(names, lambda there: {"do": "suspend", "names": there, "resumes": False})
 
     def resume(self, names: Sequence[str]) -> Mapping[str, str]:
-        return self._tell(names, {"do": "suspend", "names": names, "resumes": True})
+        return self._tell(names, lambda there: {"do": "suspend", "names": there, "resumes": True})
 
-    def _tell(self, names: Sequence[str], request: messages.Stop | messages.Suspend) -> Mapping[str, str]:
+    def _tell(
+        self, names: Sequence[str], request: Callable[[list[str]], messages.Stop | messages.Suspend]
+    ) -> Mapping[str, str]:
         """Send an order for jobs to all their hosts that answer; returns why others did not get it."""
-        hosts = {name: self._jobs.seen(name).all for name in names}
-        answers, failed = self._hosts.ask(_distinct(hosts.values()), lambda _: request)
+        hosts = {name: self._jobs.to_change(name).all for name in names}
+        answers, failed = self._hosts.ask(_distinct(hosts.values()), lambda host: request(_on(host, hosts)))
         for error in failed.values():
             if not answers or not isinstance(error, Unreachable):
                 raise error
@@ -351,18 +355,18 @@ class Ssh(Backend):
             if unended := ", ".join(self.unended_on(name)):
                 at_once = f"paceline delete{self.where_of(name)} --force {name}"
                 raise UserError(f"job {name} has not ended on {unended}; end it there with {at_once}")
+        hosts = {name: self._jobs.to_change(name).hosts for name in names}
         if names:
-            hosts_of_all = _distinct(self._jobs.hosts_of(name) for name in names)
-            self._hosts.answers(hosts_of_all, lambda _: {"do": "delete", "names": list(names)})
+            self._hosts.answers(_distinct(hosts.values()), lambda host: {"do": "delete", "names": _on(host, hosts)})
         notes = []
         for name in names:
-            if hosts := self._jobs.submitted_to(name, self._hosts.unreachable):
-                notes.append(f"{', '.join(hosts)} does not answer; what it has of job {name} is left there")
+            if silent := self._jobs.submitted_to(name, self._hosts.unreachable):
+                notes.append(f"{', '.join(silent)} does not answer; what it has of job {name} is left there")
             self._jobs.forget(name)
         return notes
 
     def forget(self, name: str) -> list[str]:
-        hosts = self._jobs.seen(name).all
+        hosts = self._jobs.to_change(name).all
         self._hosts.ask(hosts, lambda _: {"do": "stop", "names": [name], "now": True})
         _, failed = self._hosts.ask(hosts, lambda _: {"do": "delete", "names": [name]})
         self._jobs.forget(name)
@@ -422,6 +426,11 @@ def _servers(answers: Mapping[Host, Answer]) -> list[WarmServer]:
 def _distinct(groups: Iterable[Sequence[Host]]) -> list[Host]:
     """All hosts of some groups, each once."""
     return list(dict.fromkeys(host for group in groups for host in group))
+
+
+def _on(host: Host, hosts: Mapping[str, Sequence[Host]]) -> list[str]:
+    """The jobs on a host; another job of the name of one of the others may be there, too."""
+    return [name for name, those in hosts.items() if host in those]
 
 
 def _silent(host: Host) -> Node:

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import time
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from paceline.backends.base import Listing
@@ -19,7 +20,7 @@ from paceline.node.journal.fold import Scheduler, fold, is_over, last_attempt, o
 from .target import left_out
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from paceline.backends.remote.connection import Host
@@ -43,6 +44,8 @@ class Seen(NamedTuple):
         last: those of them that are in the last attempt.
         ranks: where its ranks were.
         unreachable: other hosts that have a part of it and did not answer, and why.
+        job_id: of the job; None if no host has said it.
+        others: what is said of each other job of this name, and whether neither of the two has ended.
     """
 
     hosts: list[Host]
@@ -50,6 +53,8 @@ class Seen(NamedTuple):
     last: list[Host]
     ranks: dict[int, Host]
     unreachable: dict[Host, str]
+    job_id: str | None = None
+    others: Mapping[str, bool] = MappingProxyType({})
 
     @property
     def all(self) -> list[Host]:
@@ -86,9 +91,10 @@ class RemoteJobs:
             for report in answer["jobs"]:
                 parts.setdefault((report["job"]["name"], report["part"]["job_id"]), []).append((host, report))
         reasons = {host: str(error) for host, error in failed.items()}
-        jobs = {}
+        groups: dict[str, list[tuple[Job, Seen]]] = {}
         for (name, _), found in parts.items():
-            jobs[name] = self._merge(found, reasons)
+            groups.setdefault(name, []).append(self._merge(found, reasons))
+        jobs = {name: self._choose(group) for name, group in groups.items()}
         by_name = {host.name: why for host, why in reasons.items()}
         known = self._submitted.on(by_name) if reasons else {}
         for name, (hosts, record) in known.items():
@@ -110,10 +116,29 @@ class RemoteJobs:
             for name in set(names) - jobs.keys():
                 self._submitted.is_gone(name, {host.name for host in answers})
             unreachable = dict.fromkeys(why for job in found_jobs for why in self._seen[job.name].unreachable.values())
-            return Listing(found_jobs, 0, tuple(f"{why}; what it has is not shown" for why in unreachable))
+            missing = (f"{why}; what it has is not shown" for why in unreachable)
+            return Listing(found_jobs, 0, (*missing, *self._hidden(found_jobs)))
         there = {name for answer in answers.values() for name in answer["names"]}
         newest_first = sorted(jobs.values(), key=lambda job: job.created, reverse=True)
-        return Listing(newest_first, len(there - jobs.keys()), left_out(failed))
+        return Listing(newest_first, len(there - jobs.keys()), (*left_out(failed), *self._hidden(newest_first)))
+
+    def _choose(self, group: list[tuple[Job, Seen]]) -> Job:
+        """Of jobs of one name the one that is known: one that has not ended, the one known before, or the newest."""
+        before = self._seen.get(group[0][0].name)
+        group.sort(key=lambda it: (bool(it[1].living), before and it[1].job_id == before.job_id, it[0].created))
+        *others, (job, seen) = group
+        self._seen[job.name] = seen._replace(others={self._line(*it): bool(it[1].living) for it in others})
+        return job
+
+    def _line(self, job: Job, seen: Seen) -> str:
+        """What is said of a job that another one of its name hides."""
+        hosts, verb = ", ".join(host.name for host in seen.hosts), "stop" if seen.living else "delete"
+        there = f"paceline {verb} {self._hosts.flags_of(seen.hosts)} {job.name}"
+        return f"another job {job.name} ({job.state}) is on {hosts} and is not shown; {verb} it there with {there}"
+
+    def _hidden(self, jobs: Sequence[Job]) -> Iterator[str]:
+        """What is said of the other jobs of these names."""
+        return (line for job in jobs for line in self._seen[job.name].others)
 
     def over(self, names: Sequence[str]) -> set[str]:
         """Those of these jobs that are over.
@@ -129,7 +154,7 @@ class RemoteJobs:
     def add(self, reports: list[Reported]) -> Job:
         """Note a job that was submitted, by the reports of its hosts."""
         hosts = [host.name for host, _ in reports]
-        job = self._merge(reports, {})
+        job, self._seen[job.name] = self._merge(reports, {})
         self._ended = _NEVER
         self._submitted.add(job, hosts, self._hosts.given)
         return job
@@ -139,8 +164,9 @@ class RemoteJobs:
         self._submitted.join(name, hosts)
 
     def forget(self, name: str) -> None:
-        """Know a job no more."""
-        self._submitted.forget(name)
+        """Know a job no more. A note of another job of its name, on other hosts, stays."""
+        if self.submitted_to(name, {host.name for host in self.seen(name).all}):
+            self._submitted.forget(name)
         self._ended = _NEVER
         self._seen.pop(name, None)
 
@@ -155,6 +181,14 @@ class RemoteJobs:
             raise UserError(f"no job {name} on {self._hosts.name}")
         return self._seen[name]
 
+    def to_change(self, name: str) -> Seen:
+        """Where a job is that is to be changed; refuses if there are two of this name that have not ended."""
+        seen = self.seen(name)
+        for line, has_not_ended in seen.others.items():
+            if has_not_ended:
+                raise UserError(f"job {name} is not changed, since it is not clear which one: {line}")
+        return seen
+
     def hosts_of(self, name: str) -> list[Host]:
         """The hosts that have a job, node 0 first."""
         return self.seen(name).hosts
@@ -164,15 +198,15 @@ class RemoteJobs:
         found = self.describe([name]).jobs
         if not found or found[0].is_over or not self._seen[name].living:
             raise UserError(f"job {name} has ended" if found else f"no job {name} on {self._hosts.name}")
-        return self._seen[name].living
+        return self.to_change(name).living
 
     def has_ended(self, name: str, host: Host) -> None:
         """Note that a job has ended on a host."""
         if host in self._seen[name].living:
             self._seen[name].living.remove(host)
 
-    def _merge(self, reports: list[Reported], reasons: Mapping[Host, str]) -> Job:
-        """A job from the reports of its hosts; `reasons` are why others did not answer."""
+    def _merge(self, reports: list[Reported], reasons: Mapping[Host, str]) -> tuple[Job, Seen]:
+        """A job from the reports of its hosts, and where it is; `reasons` are why others did not answer."""
         reports.sort(key=lambda it: order(it[1]["part"]))
         parts = [(host, report["part"]) for host, report in reports]
         facts, first = reports[0][1]["job"], parts[0][1]
@@ -188,14 +222,14 @@ class RemoteJobs:
         record = fold(
             {**facts, "backend": self._hosts.label, "created": created}, [part for _, part in parts], scheduler
         )
-        self._seen[facts["name"]] = Seen(
+        return Job.from_record(record), Seen(
             [host for host, _ in parts],
             [host for host, part in parts if not is_over(part)],
             [host for host, part in parts if part["attempt"] == first["attempt"]],
             {rank["rank"]: host for host, part in reversed(parts) for rank in part["instances"]},
             unreachable,
+            first["job_id"],
         )
-        return Job.from_record(record)
 
 
 # -- what was submitted from here --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import shlex
 import sys
 import time
 from dataclasses import replace
@@ -23,6 +24,7 @@ from paceline.job.quantities import duration
 from paceline.node.files import read_json, write_json
 
 from . import asking
+from .flags import FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -153,6 +155,15 @@ class Hosts:
             if name not in known:
                 raise UserError(f"{name} is not a host of {self.name}; {nearest(name, known)}")
         return [known[name] for name in dict.fromkeys(names)]
+
+    def flags_of(self, hosts: Sequence[Host]) -> str:
+        """The flags that name these of its hosts alone."""
+        given = self._options.dumped(only_given=True)
+        words = ["-H", ",".join(host.name for host in hosts)]
+        for flag in FLAGS:
+            if not flag.names_hosts and given.get(flag.option):
+                words += [flag.names[0], str(given[flag.option])]
+        return shlex.join(words)
 
     def wanted(self) -> list[Host]:
         """The hosts that a job in the foreground should have now."""
