@@ -326,8 +326,7 @@ class Local(Backend):
         from paceline.node.store import lifecycle
 
         with refusals():
-            for name in dict.fromkeys(names):
-                lifecycle.stop(self._run(name), now)
+            lifecycle.stop([self._run(name) for name in dict.fromkeys(names)], now)
         return {}
 
     def suspend(self, names: Sequence[str]) -> Mapping[str, str]:
@@ -340,8 +339,7 @@ class Local(Backend):
         from paceline.node.store import lifecycle
 
         with refusals():
-            for name in dict.fromkeys(names):
-                lifecycle.suspend(self._run(name), resumes)
+            lifecycle.suspend([self._run(name) for name in dict.fromkeys(names)], resumes)
         return {}
 
     def delete(self, names: Sequence[str]) -> list[str]:

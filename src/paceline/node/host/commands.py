@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 def stop(home: Home, request: messages.Stop) -> messages.Named:
     """Stop those of the given jobs that are here."""
     runs = home.runs(request["names"])
-    for run in runs:
-        lifecycle.stop(run, request["now"])
+    lifecycle.stop(runs, request["now"])
     return {"names": [run.path.name for run in runs]}
 
 
 def suspend(home: Home, request: messages.Suspend) -> messages.Named:
     """Have those of the given jobs that are here suspended, or resumed."""
     runs = home.runs(request["names"])
-    for run in runs:
-        lifecycle.suspend(run, request["resumes"])
+    lifecycle.suspend(runs, request["resumes"])
     return {"names": [run.path.name for run in runs]}
 
 

@@ -95,41 +95,81 @@ def _agent_command(staging: Staging | Reopened, python: Sequence[str], lifeline:
     return [*python, ENTRY, "agent", str(staging.directory.path), str(staging.lock), str(lifeline)]
 
 
-def stop(run: RunDirectory, now: bool) -> None:
-    """Ask a job to stop: cleanly, with its grace, or at once. A job that has ended is not changed."""
-    if not _signal(run, signal.SIGQUIT if now else signal.SIGTERM, "stopped"):
-        return
-    records.wake_agent(run.path)
-    if now and not _wait(run, _AT_ONCE):
-        records.signal_agent(run.path, (signal.SIGKILL,))  # the kernel ends its ranks with it
-        _wait(run, _AT_ONCE)
+def stop(runs: Sequence[RunDirectory], now: bool) -> None:
+    """Ask jobs to stop: cleanly, with their grace, or at once. One that has ended is not changed.
+
+    Those that can be stopped are, also if others cannot.
+    """
+    asked, refused = _signal(runs, signal.SIGQUIT if now else signal.SIGTERM, "stopped")
+    for run in asked:
+        records.wake_agent(run.path)
+    if now:
+        for run in _going(asked, _AT_ONCE):
+            records.signal_agent(run.path, (signal.SIGKILL,))  # the kernel ends its ranks with it
+        _going(asked, _AT_ONCE)
+    _refuse(refused)
 
 
-def suspend(run: RunDirectory, resumes: bool = False) -> None:
-    """Have a job save and give its devices back, or go on. A job that has ended is not changed."""
-    _signal(run, RESUME if resumes else SUSPEND, "resumed" if resumes else "suspended")
+def suspend(runs: Sequence[RunDirectory], resumes: bool = False) -> None:
+    """Have jobs save and give their devices back, or go on; see `stop`. One that has ended is not changed."""
+    _, refused = _signal(runs, RESUME if resumes else SUSPEND, "resumed" if resumes else "suspended")
+    _refuse(refused)
 
 
-def _signal(run: RunDirectory, number: int, done: str) -> bool:
-    """Send a signal to the agent of a job, which may have just been started; returns whether it has not ended."""
-    deadline, name = time.monotonic() + _AGENT_COMES, run.path.name
+def _refuse(reasons: Sequence[str]) -> None:
+    if reasons:
+        raise Refused("; ".join(reasons))
+
+
+def _signal(runs: Sequence[RunDirectory], number: int, done: str) -> tuple[list[RunDirectory], list[str]]:
+    """Send a signal to the agents of jobs; returns those that have not ended, and why others did not get it."""
+    deadline, remaining = time.monotonic() + _AGENT_COMES, list(runs)
+    asked: list[RunDirectory] = []
+    refused: list[str] = []
+    while remaining:
+        starting = []
+        for run in remaining:
+            try:
+                is_sent = _send(run, number, done)
+            except Refused as error:
+                refused.append(str(error))
+                continue
+            if is_sent is None:
+                starting.append(run)
+            elif is_sent:
+                asked.append(run)
+        if starting and time.monotonic() > deadline:
+            refused += (f"the agent of job {run.path.name} does not answer; see {run.agent_log}" for run in starting)
+            break
+        remaining = starting
+        if remaining:
+            _wait(remaining[0], _PAUSE)
+    return asked, refused
+
+
+def _send(run: RunDirectory, number: int, done: str) -> bool | None:
+    """Send a signal to the agent of a job; returns whether it has one, None if that has not begun yet."""
+    name = run.path.name
     with contextlib.suppress(OSError, ValueError):
         try:
             run.load_status()
         except NewerVersion as error:
             raise Refused(f"job {name} cannot be {done} here: {error}") from None
-    while (is_sent := records.signal_agent(run.path, (number,))) is False:
+    is_sent = records.signal_agent(run.path, (number,))
+    if is_sent is False:
         records.wake_agent(run.path)  # it may have ended while its guard is suspended
-        if not run.is_held:
-            return False
-        if time.monotonic() > deadline:
-            raise Refused(f"the agent of job {name} does not answer; see {run.agent_log}")
-        _wait(run, _PAUSE)  # it has just been started
+        return None if run.is_held else False
     if is_sent is None:
         if _wait(run, _ENDING):
             return False
         raise Refused(f"job {name} was started by an older version of paceline, with which it cannot be {done}")
     return True
+
+
+def _going(runs: Sequence[RunDirectory], seconds: float) -> list[RunDirectory]:
+    """Wait until no process works on these jobs any more, at most this time for all; returns the others."""
+    deadline = time.monotonic() + seconds
+    return [run for run in runs if not _wait(run, max(_PAUSE, deadline - time.monotonic()))]
 
 
 def _wait(run: RunDirectory, seconds: float) -> bool:

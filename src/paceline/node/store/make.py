@@ -229,7 +229,7 @@ def drop(home: Home, made: Made) -> None:
 
     A part that joins a running job ends alone: the other nodes do not know of it yet (`node/lifeline.py`).
     """
-    lifecycle.stop(made.run, True)
+    lifecycle.stop([made.run], True)
     made.run.wait_until_free()
     if made.before is None:
         home.remove(made.run)
