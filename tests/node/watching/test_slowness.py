@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -262,9 +263,12 @@ def test_workers_that_start_are_no_part_of_a_step() -> None:
     assert "persistent_workers=True would save about 10 % of the time" in lines[1]
 
 
-def test_the_rate_of_a_folder(tmp_path: Path) -> None:
+def test_the_rate_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (read_rate(str(tmp_path), 60.0) or 0) > 0
     assert read_rate(str(tmp_path / "missing")) is None
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
+    assert read_rate() is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 import traceback
@@ -63,6 +64,7 @@ class Watch:
         self._used: Spent = {}  # how many cores there are, and the ranks have used
         self._local: Spent = {}  # how fast the local temporary folder is, if that matters
         self._is_asking = False  # for all that the ranks know
+        self._error = ""  # in watching, that was written to the log last
         self._said_at: float | None = None  # when the ranks' places were said last, in this stall
 
     def start(self, ranks: Mapping[int, Rank]) -> None:
@@ -107,11 +109,17 @@ class Watch:
         }  # fmt: skip
 
     def _look(self) -> None:
-        """Look, and look again later; an error in watching must not end what is watched."""
+        """Look, and look again later; an error in watching must not end what is watched, nor the watching."""
         try:
             self._see()
-        except Exception:
-            traceback.print_exc()  # into the agent's log
+        except Exception as error:
+            if repr(error) != self._error:  # each look may have the same one
+                self._error = repr(error)
+                with contextlib.suppress(OSError):  # a full disk
+                    traceback.print_exc()  # into the agent's log
+        finally:
+            if any(rank.status is None for rank in self._ranks.values()):  # also if they have not started
+                self._after_a_while(self._look)
 
     def _see(self) -> None:
         """See and ask each rank; what they answer is judged a tick later."""
@@ -122,8 +130,6 @@ class Watch:
         if self._looks > _FEW:
             self._tick = max(_LEAST, min(_TICK, self._after / 4))
         if not live:
-            if any(rank.status is None for rank in self._ranks.values()):  # they have not started
-                self._after_a_while(self._look)
             return
         moment = Moment([rank.pid for rank in live.values()], self._others())
         for number, rank in live.items():
@@ -145,18 +151,15 @@ class Watch:
             self._used = _used(self._samples.pids, now - self._started, self._busy)
             self._measure_local()
             self._spent()
-        self._after_a_while(self._look)
 
     def _measure_local(self) -> None:
         """Measure the local temporary folder once, if the ranks wait for what they read."""
         spent = self.spent()
         if self._local or spent is None or not reads_slowly(spent):
             return
-        import tempfile
-
         from paceline.node.machine.hardware import read_rate  # few jobs need it
 
-        self._local = {"local": read_rate(tempfile.gettempdir()) or 0.0}
+        self._local = {"local": read_rate() or 0.0}
 
     def _heard(self, rank: Asked, activity: Activity, quiet: float, answer: Answer | None) -> None:
         if answer is not None:

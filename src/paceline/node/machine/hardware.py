@@ -150,10 +150,10 @@ def _none_if_infinite(number: int) -> int | None:
     return None if number == resource.RLIM_INFINITY else number
 
 
-def read_rate(folder: str, seconds: float = 1.0) -> float | None:
+def read_rate(folder: str | None = None, seconds: float = 1.0) -> float | None:
     """Bytes per second that reading a file in `folder` gives, without the page cache; None if `seconds` are too few.
 
-    The file has 8 MiB, and no name. A disk that hangs is not waited for.
+    By default it is that for temporary files. The file has 8 MiB, and no name. A disk that hangs is not waited for.
     """
     import tempfile  # few jobs need it
 
