@@ -80,7 +80,7 @@ def init(
         rank: this process among all ranks, 0 … world_size - 1; not used with `env://`.
         world_size: number of ranks; not used with `env://`.
         device: the default is this rank's GPU, or the CPU if there is none.
-        backend: the default is nccl for tensors on GPUs and gloo for those on the CPU.
+        backend: the default is nccl for tensors on GPUs and gloo for those on the CPU; on GPUs, "nccl" means this too.
         timeout: seconds after which a collective fails if other ranks have not entered it.
         checkpoint_dir: folder for checkpoints, shared by all ranks or one on each node. The default is the job's
             `--checkpoint-dir`, else `checkpoints` in the job's folder; without a job, there are no checkpoints.

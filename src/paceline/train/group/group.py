@@ -34,10 +34,12 @@ class Collectives:
     Attributes:
         rank: position among all ranks, 0 … world_size - 1.
         world_size: number of ranks.
+        device: this rank's device.
     """
 
     rank: int
     world_size: int
+    device: torch.device
     _guard: AbstractContextManager[None]  # of each collective; its error says what is known of the other ranks
 
     @property
@@ -68,9 +70,16 @@ class Collectives:
             result = result.to(torch.float64)
         if self.world_size > 1:
             reduction = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}.get(op, dist.ReduceOp.SUM)
+            result = self._where_exchanged(result)
             with self._guard:
                 dist.all_reduce(result, reduction)
+            result = result.to(value.device)
         return result / self.world_size if op == "mean" else result
+
+    def _where_exchanged(self, tensor: Tensor) -> Tensor:
+        """The tensor on a device whose tensors the group exchanges: with nccl alone, the CPU is none."""
+        devices = dist.distributed_c10d._get_default_group()._device_types
+        return tensor if tensor.device.type in [each.type for each in devices] else tensor.to(self.device)
 
     def all_gather(self, tensor: Tensor, *, differentiable: bool = False) -> list[Tensor]:
         """Return every rank's tensor, in rank order. Shapes may differ in the first dimension only.
@@ -258,8 +267,9 @@ class Group(Collectives):
         return self._owns_group and dist.is_initialized()
 
     def start_all_reduce(self, tensor: Tensor) -> Started:
-        """Start to sum a tensor over all ranks, in place; calling what this returns waits for the sum."""
+        """Start to sum a tensor over all ranks, which may change it; calling what this returns waits for the sum."""
         if self.world_size == 1:
             return Started(tensor, None, self.guard)
+        tensor = self._where_exchanged(tensor)
         with self.guard:
             return Started(tensor, dist.all_reduce(tensor, async_op=True), self.guard)

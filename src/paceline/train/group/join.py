@@ -65,6 +65,7 @@ def with_neighbours(placement: Placement, machines: Mapping[int, str], env: Mapp
 log = logging.getLogger("paceline")
 T = TypeVar("T")
 _SIOCGIFADDR = 0x8915
+_WITH_NCCL = "cpu:gloo,cuda:nccl"
 _GLOO = "pt_gloo_runloop"  # as torch names the threads of gloo that end collectives
 _LOOKS, _PAUSE = 3, 0.001  # that find them idle, and the seconds between these
 _WARN_SECONDS = 10.0  # of waiting for a rank, after which a warning says so
@@ -133,7 +134,7 @@ def join(
     if dist.is_initialized() or store is None:
         return Membership(placement, mine, False)
     dist.init_process_group(
-        backend or _backend(mine, placement, store, limit),
+        backend_of(backend, mine) if backend else _backend(mine, placement, store, limit),
         store=store,
         rank=placement.rank,
         world_size=placement.world_size,
@@ -233,6 +234,11 @@ def _placement(init_method: str, rank: int | None, world_size: int | None) -> tu
     return Placement(rank=rank, world_size=world_size, **where), False  # type: ignore[arg-type]  # None is refused above
 
 
+def backend_of(given: str, device: torch.device) -> str:
+    """The backend of a script that names one: nccl has no tensors of the CPU, and ranks exchange some of these too."""
+    return _WITH_NCCL if given == "nccl" and device.type == "cuda" else given
+
+
 def _backend(device: torch.device, placement: Placement, store: Store, timeout: timedelta) -> str:
     """The backend that exchanges tensors: nccl for those on GPUs, unless ranks share a GPU, which nccl refuses."""
     if torch.version.cuda is None and torch.version.hip is None:  # then no rank has one: all have the same torch
@@ -241,7 +247,7 @@ def _backend(device: torch.device, placement: Placement, store: Store, timeout: 
     is_shared = gpu_is_shared(store, placement.world_size, gpu, timeout)
     if is_shared and placement.rank == 0:
         log.warning("ranks share a GPU: gloo exchanges gradients, which is slower; nccl needs one GPU per rank")
-    return "gloo" if is_shared or not gpu else "cpu:gloo,cuda:nccl"
+    return "gloo" if is_shared or not gpu else _WITH_NCCL
 
 
 def gpu_is_shared(store: Store, world_size: int, gpu: str, timeout: timedelta) -> bool:
