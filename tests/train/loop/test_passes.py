@@ -143,6 +143,97 @@ def test_a_second_stage_in_the_folder_of_the_first_is_told(tmp_path: Path, caplo
     assert message.endswith("pass a checkpoint_dir= of its own to paceline.init")
 
 
+# -- iterators that are held -------------------------------------------------------------------------------------------
+
+
+def held(loader: Any) -> Iterator[Any]:
+    """An iterator that has given a batch, and goes on when it is asked for the next one."""
+    batches = iter(loader)
+    next(batches)
+    return batches
+
+
+def test_an_iterator_that_is_held_counts_as_a_look(tmp_path: Path) -> None:
+    kept: list[Any] = []
+
+    def around(loader: Any, step: Callable[[Any], None]) -> None:
+        kept[:] = [held(loader)]
+        for number, (x,) in enumerate(loader, loader.batch_index):
+            kept.clear()
+            assert loader.batch_index == number
+            step(x)
+        kept[:] = [held(loader)]
+
+    plain = train(tmp_path / "plain", once)
+    for name, body, before in (
+        ("dropped", once, lambda loader: next(iter(loader))),
+        ("held", once, lambda loader: kept.append(held(loader))),
+        ("around", around, None),
+    ):
+        assert train(tmp_path / name, body, before=before) == plain, name
+        if body is once:
+            saved = [sorted(path.name for path in (tmp_path / each).glob("step-*")) for each in ("plain", name)]
+            assert saved[0] == saved[1], name
+
+
+def test_an_iterator_that_is_over_is_told(tmp_path: Path) -> None:
+    def within(loader: Any, step: Callable[[Any], None]) -> None:
+        for (x,) in loader:
+            kept = held(loader)
+            step(x)
+            del kept
+
+    with pytest.raises(RuntimeError, match="this iteration of a training loader is over, since"):
+        train(tmp_path / "within", within)
+
+    kept: list[Any] = []
+    with pytest.raises(RuntimeError, match="iterate the loader again"):
+        train(tmp_path / "before", lambda *_: next(kept[0]), before=lambda loader: kept.append(held(loader)))
+
+
+@pytest.mark.parametrize("hold", ["none", "same", "other", "evaluation", "trained"])
+def test_steps_are_counted_while_an_iterator_is_held(hold: str) -> None:
+    with paceline.init(seed=1, progress=False) as run:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(accumulate=2))
+        data = TensorDataset(torch.arange(8.0)[:, None])
+        loader, other = (run.dataloader(data, global_batch_size=2) for _ in range(2))
+        loaders = {"same": loader, "other": other, "evaluation": run.dataloader(data, 2, evaluation=True)}
+        kept = held(loaders[hold]) if hold in loaders else iter(other)
+        counted = []
+        for epoch in run.epochs(2):
+            for (x,) in itertools.islice(kept, 4) if (hold, epoch) == ("trained", 0) else loader:
+                before = model.weight.item()
+                run.backward(model(x).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+                counted.append(model.weight.item() != before)
+        assert (run.step, counted) == (8, [False, True] * 4)
+        del kept
+
+
+def test_loops_over_two_loaders_are_counted_by_the_first() -> None:
+    with paceline.init(seed=1, progress=False) as run:
+        model, optimizer = run.setup(model := torch.nn.Linear(1, 1), torch.optim.SGD(model.parameters(), 0.1))
+        data = TensorDataset(torch.arange(6.0)[:, None])
+        one, other = run.dataloader(data, global_batch_size=2), run.dataloader(data, global_batch_size=3)
+        kept, again = iter(one), iter(other)
+        for epoch in run.epochs(4):  # iterators go on in the next epoch
+            for _ in range(2):
+                try:
+                    (x,) = next(kept)
+                except StopIteration:
+                    (x,) = next(kept := iter(one))
+                try:
+                    (y,) = next(again)
+                except StopIteration:
+                    (y,) = next(again := iter(other))
+                run.backward(model(torch.cat([x, y])).mean())
+                optimizer.step()
+            assert run.step == 2 * epoch + 2
+
+
 # -- random programs ---------------------------------------------------------------------------------------------------
 
 

@@ -118,7 +118,7 @@ class Loader:
 
     def _batches(self) -> Iterator[Any]:
         """The batches from where training is to the end of the epoch."""
-        self._iterations += 1
+        self.leave()
         iteration = self._iterations
         self.on_begin()
         if self._evaluation:
@@ -144,7 +144,8 @@ class Loader:
             try:
                 yield batch
             finally:
-                self._is_within = False
+                if iteration == self._iterations:
+                    self._is_within = False
         if is_empty and self._stream is not None and self._rank == 0:
             log.warning(
                 "%s had no elements in epoch %d; if it has had some before, it must go to its beginning at its end",
@@ -233,6 +234,11 @@ class Loader:
             self._position.looks_ahead = True
             self._workers_follow = False
 
+    def leave(self) -> None:
+        """End the iteration under way, also if its iterator is still held."""
+        self._iterations += 1
+        self._is_within = False
+
     def put_back(self) -> None:
         """Take back the batch yielded last: the next iteration begins with it."""
         self._position.go_back(self._before)
@@ -252,7 +258,7 @@ class Loader:
         self._position.go_back(mark)
         if ends and mark[3] and now[0] > mark[0]:
             self._position.end_epoch()
-        self._iterations += 1
+        self.leave()
         self._workers_follow = False
 
     @staticmethod
@@ -300,7 +306,7 @@ class Loader:
             self._position.stream = Parts.from_plain(parts)
         if state["global_batch_size"] not in (0, self._position.global_batch_size):
             self._go_on_with_batches_of(state["global_batch_size"], state["batch_size"])
-        self._iterations += 1
+        self.leave()
         self._workers_follow = False
 
     def _go_on_with_batches_of(self, size: int, given: int | None) -> None:

@@ -9,7 +9,6 @@ from paceline.train.data.loader import refuse_update_bn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from paceline.train.data.loader import Loader
 
@@ -21,20 +20,15 @@ _OF_LOADER = frozenset({"batch_index", "batch_sampler", "batch_size", "dataset",
 class Counter(Protocol):
     """Counts the steps of a run between the batches of a loader; `Steps` is one, which imports this module."""
 
-    in_loop: bool
-
     @property
     def body(self) -> Body | None: ...
 
     @property
     def needs_ends(self) -> bool: ...
 
-    def enter(self, source: Loader) -> bool: ...
-    def loop(self, source: Loader) -> AbstractContextManager[None]: ...
-    def begin(self, source: Loader) -> None: ...
+    def encloses(self, source: Loader) -> bool: ...
+    def count(self, source: Loader) -> Iterator[Any]: ...
     def add(self, loader: Loader) -> None: ...
-    def end(self) -> None: ...
-    def epoch_ends(self) -> None: ...
     def warn_of_new_loader(self) -> None: ...
 
 
@@ -70,14 +64,9 @@ class Feed:
             self.loader.look_ahead()
         if body is not None and self._made_in == body:
             steps.warn_of_new_loader()
-        if steps.in_loop:  # of loaders that are iterated together, the first one counts the steps
+        if steps.encloses(self.loader):  # of loaders that are iterated together, the first one counts the steps
             for batch in self.loader:
                 steps.add(self.loader)
                 yield batch
-        elif steps.enter(self.loader):
-            with steps.loop(self.loader):
-                for batch in self.loader:
-                    steps.begin(self.loader)
-                    yield batch
-                    steps.end()
-                steps.epoch_ends()
+        else:
+            yield from steps.count(self.loader)

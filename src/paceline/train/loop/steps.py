@@ -44,6 +44,10 @@ _UNSEEN = (
     "run.save: the loop calls neither run.backward nor an optimizer of torch, so it is not known whether this batch is "
     "done, and a resumed run might train on it again; call run.step_done() when a batch is done, before run.save"
 )
+_LEFT = (
+    "this iteration of a training loader is over, since the loader was iterated anew, or an epoch of run.epochs has "
+    "begun or ended and nothing was trained before; iterate the loader again: for batch in loader"
+)
 
 
 class Steps:
@@ -61,7 +65,6 @@ class Steps:
         trial: Trial | None = None,
     ) -> None:
         self.done = 0  # batches trained on, or steps of the optimizer in loops of another form; over all attempts
-        self.in_loop = False  # whether a loop whose steps are counted is under way
         self.feeds: list[Feed] = []  # the training loaders
         self._group, self._prepared, self._checkpoints = group, prepared, checkpoints
         self._metrics, self._watch, self._close, self._trial = metrics, watch, close, trial
@@ -81,6 +84,8 @@ class Steps:
         self.optimizers = OtherOptimizers(prepared, stepped=self._other_stepped, refuses=self._needs_states)
         self.ending = Ending(group, checkpoints, metrics, watch)  # ends the run; see also `close`
         self._loops = 0
+        self._source: Loader | Pass | None = None  # of the loop under way whose batches are counted as steps
+        self._came_in: Body | None = None  # the body that its current batch came in
         self._batches: list[Loader | Pass] = []  # with the current batches; the first one counts the steps
         self._counting: int | None = None  # number of the optimizer whose steps are counted, if no batches are
         # The last pass, which is under way, or of which it is not known whether it was a look.
@@ -115,6 +120,7 @@ class Steps:
         return self.accumulates or (self._checkpoints.can_save and self.body is not None)
 
     def over_epochs(self, count: int) -> Iterator[int]:
+        self._leave_look()
         self._settle()
         if self._epochs.number < 0 and not self._resuming.is_pending:
             self._resuming.find_in_loops()
@@ -144,6 +150,7 @@ class Steps:
 
     def _body_ends(self) -> None:
         """At the end of an epoch's body: write what was logged in it, and take a checkpoint that was due."""
+        self._leave_look()
         self._settle()
         if self._passes.target is not None:
             self._arrive()
@@ -189,8 +196,14 @@ class Steps:
 
     # -- a loop over batches -------------------------------------------------------------------------------------------
 
+    @property
+    def in_loop(self) -> bool:
+        """Whether a loop whose steps are counted is under way."""
+        return self._source is not None
+
     def over(self, items: Iterable[Any]) -> Iterator[Any]:
-        if self.in_loop:
+        one = Pass(items, self._group.data_size)
+        if self.encloses(one):
             raise RuntimeError(
                 "run.steps was iterated within another loop whose steps are counted; iterate one of them only, or both "
                 "together: for a, b in zip(loader, items)"
@@ -198,22 +211,38 @@ class Steps:
         is_first = self._is_before_loops and not self._resuming.has_looked
         if is_first and self._resuming.find() and not self._resuming.is_ahead:
             self._load()
-        one = Pass(items, self._group.data_size)
-        if not self.enter(one):
+        yield from self.count(one)
+
+    def encloses(self, source: Loader | Pass) -> bool:
+        """Whether a loop over `source` that begins now is one within the loop under way.
+
+        If not, an iterator of the latter is only held: its loader is iterated anew, or gave no batch in this body.
+        """
+        outer = self._source
+        if outer is None or outer is source:
+            return False
+        return isinstance(outer, Pass) or self._came_in == self.body
+
+    def count(self, source: Loader | Pass) -> Iterator[Any]:
+        """The batches of `source`, which are steps. Ends the loop under way."""
+        self._leave()
+        if not self._enter(source):
             return
-        with self.loop(one):
-            for item in one:
-                self.begin(one)
-                yield item
-                self.end()
-            self.epoch_ends()
+        with self._loop(source) as number:
+            for batch in source:
+                self._begin(source)
+                yield batch
+                if number != self._loops or not self.in_loop:
+                    raise RuntimeError(_LEFT)
+                self._end()
+            self._epoch_ends()
 
     @property
     def _is_before_loops(self) -> bool:
         """Whether the script has not come to `Run.epochs`."""
         return self._epochs.number < 0
 
-    def enter(self, source: Loader | Pass) -> bool:
+    def _enter(self, source: Loader | Pass) -> bool:
         """Begin a pass; returns False if a resumed run leaves it out, as one that has trained and ended before."""
         self._settle()
         # Before `Run.epochs`, the script itself continues its loops over loaders.
@@ -234,30 +263,45 @@ class Steps:
         return True
 
     @contextlib.contextmanager
-    def loop(self, source: Loader | Pass) -> Iterator[None]:
-        """The context of a loop over batches, which may end by a `break`, and in the middle of a step."""
+    def _loop(self, source: Loader | Pass) -> Iterator[int]:
+        """The context of a loop over batches, which may end by a `break`, and in the middle of a step; its number."""
         if self._is_before_loops and not self._resuming.has_looked and self._checkpoints.is_automatic:
             self._warn(
                 "checkpoint_every: checkpoints are taken, but nothing here resumes from them; iterate run.epochs(…), "
                 "or call run.resume() before the first batch"
             )
         self._loops += 1
-        self.in_loop, self._asked, self._is_whole = True, self.done, False
+        number = self._loops
+        self._source, self._asked, self._is_whole = source, self.done, False
         self._has_looped = self._has_looped or self._journal.trains
         self._gradients.pass_begins()
         self._metrics.epoch_begins(self._epochs.epoch, self._epochs.count, length_of(source), source.done)
         try:
-            yield
+            yield number
         finally:
-            self.in_loop = False
-            if self.within:
-                self._break_off()
-            self._pass_ends()
-            self._metrics.loop_exited()
-            if self._watch is not None:
-                self._watch.loop_ended(self._loops)
+            if number == self._loops:
+                self._leave()
 
-    def begin(self, source: Loader | Pass) -> None:
+    def _leave(self) -> None:
+        """End the loop under way, if there is one."""
+        if (source := self._source) is None:
+            return
+        self._source = None
+        if self.within:
+            self._break_off()
+        if isinstance(source, Loader):
+            source.leave()
+        self._pass_ends()
+        self._metrics.loop_exited()
+        if self._watch is not None:
+            self._watch.loop_ended(self._loops)
+
+    def _leave_look(self) -> None:
+        """Before and behind an epoch's body: end a look, of which an iterator is held."""
+        if isinstance(self._source, Loader) and not self._has_trained:
+            self._leave()
+
+    def _begin(self, source: Loader | Pass) -> None:
         """Start a step with a batch of `source`, unless the run is to stop before it."""
         if not self._journal.trains and self._journal.event():
             self._arrive()
@@ -266,7 +310,7 @@ class Steps:
             if not self._watch.begin(self._loops, self._number + 1, may_stop=may_stop):
                 source.put_back()
                 self._stop()
-        self._batches = [source]
+        self._batches, self._came_in = [source], self.body
         self._is_fresh = False
         self._gradients.batch_begins(source)
         self._metrics.data_received(source.samples, source.total)
@@ -277,7 +321,7 @@ class Steps:
         """Add another loader's batch to the current step."""
         self._batches.append(loader)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         if self._is_asked and not (self._gradients.has_seen or self._prepared.has_optimizers):
             raise RuntimeError(_UNSEEN)
         self._is_asked = False
@@ -294,7 +338,7 @@ class Steps:
         if self._watch is not None and self._watch.is_to_stop(self._number, may_stop=not waits):
             self._stop()
 
-    def epoch_ends(self) -> None:
+    def _epoch_ends(self) -> None:
         """At the end of a loader's epoch, on all ranks."""
         self._is_whole = True
         if self._is_fresh and self.body is not None:
@@ -310,7 +354,7 @@ class Steps:
 
     def _count(self) -> None:
         """Count the batch: as a step, if one of the pass was seen; else that is known when one follows."""
-        if not self._journal.trains and (self._gradients.has_stepped or self._gradients.is_used or self._is_unseen):
+        if not self._journal.trains and self._has_trained:
             self._train()
         if self._journal.trains:
             self.done += 1
@@ -321,6 +365,12 @@ class Steps:
             self._pending += 1
         self._batches = []
         self._gradients.batch_ends()
+
+    @property
+    def _has_trained(self) -> bool:
+        """Whether a step was seen in the pass under way."""
+        used = self._gradients.has_stepped or self._gradients.is_used
+        return self._journal.trains or used or self._is_unseen
 
     @property
     def _is_unseen(self) -> bool:
