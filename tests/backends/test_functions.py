@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.backends import functions
-from paceline.node.planning.script import imports_of
+from paceline.node.planning.script import imports_of_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,4 +22,4 @@ def test_the_framework_of_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyP
         folder = tmp_path / str(number)
         folder.mkdir()
         script = folder / functions.write(work, "work", folder)["script"]
-        assert imports_of(script, folder).framework == framework
+        assert imports_of_file(script, folder).framework == framework

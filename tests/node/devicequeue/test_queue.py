@@ -29,6 +29,7 @@ from paceline.node.devicequeue.policy import Entry, explain, impossible, turn
 from paceline.node.devicequeue.ticket import POLL_SECONDS, Ticket, Watch, overview
 from paceline.node.machine.processes import descendants
 from paceline.node.planning import node_part
+from paceline.node.planning.fitting import Fitted
 from paceline.node.ranks.placement import shell_of
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.rundir.staging import Staging
@@ -388,7 +389,7 @@ class Machine:
         slots, priority = fields.pop("slots", False), fields.pop("priority", 0)
         spec = job_spec.JobSpec(name=job, framework="torch", working_dir=str(self.folder), detached=True, **fields)
         request = Request(str(self.queue), need, of, share, priority, slots)
-        node = node_part.node_spec(Order(job=spec.for_node()), spec.for_node(), prepare.here())
+        node = node_part.node_spec(Order(job=spec.for_node()), Fitted(spec.for_node()), prepare.here())
         return spec, replace(node, devices=None, request=request)
 
     def start(self, job: str, need: int | tuple[str, ...] = 1, *args: Any, **more: Any) -> Started:
