@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import socket
+import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from paceline.node.errors import Refused
 from paceline.node.store import code_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 FILES = 20
@@ -107,3 +110,33 @@ def test_what_a_killed_process_was_building_goes_with_the_claim(tmp_path: Path) 
     code_folder.discard(place, "other")
     assert sorted(os.listdir(place.parent)) == sorted(folder.parent.name for folder in users)
     assert all(folder.exists() for folder in users)
+
+
+def test_code_is_packed_while_ranks_write_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = tmp_path / "code"
+    (code / "package").mkdir(parents=True)
+    (code / "package" / "model.py").write_text("model")
+    (code / "link").symlink_to("package")
+    (code / "shrinks.log").write_text("five lines")
+    for name in ("gone.tmp", "goes.tmp"):
+        (code / name).write_text("")
+    walk, look = os.walk, tarfile.TarFile.gettarinfo
+
+    def walked(folder: Path) -> Iterator[Any]:
+        for found in walk(folder):
+            (code / "gone.tmp").unlink(missing_ok=True)
+            yield found
+
+    def looked(*args: Any) -> tarfile.TarInfo:
+        info = look(*args)
+        (code / "goes.tmp").unlink(missing_ok=True)
+        (code / "shrinks.log").write_text("one")
+        return info
+
+    monkeypatch.setattr(os, "walk", walked)
+    monkeypatch.setattr(tarfile.TarFile, "gettarinfo", looked)
+    archive = code_folder.pack(code)
+    code_folder.unpack(io.BytesIO(archive), tmp_path / "there")
+    assert not (tmp_path / "there" / "gone.tmp").exists()
+    assert (tmp_path / "there" / "link" / "model.py").read_text() == "model"
+    assert (tmp_path / "there" / "shrinks.log").read_text() in ("five lines", "one")

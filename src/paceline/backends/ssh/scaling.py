@@ -199,6 +199,7 @@ class Recruiter:
         try:
             invited = invitation(present, self._name)
         except UserError:  # it has not started, or has ended
+            self._not_before.update(dict.fromkeys(missing, time.monotonic() + _AGAIN))
             return
         for host in missing[: max(0, invited["most"] - len(present) - len(self._coming))]:
             if not self._looks.is_over:

@@ -50,10 +50,10 @@ def delete(home: Home, request: messages.OfJobs) -> messages.Named:
 
 def invite(home: Home, request: messages.OfJob) -> messages.Invitation:
     """What another machine needs to take part in a job that runs here, with its code (tar)."""
-    import io
-    import tarfile
+    from pathlib import Path
 
     from paceline.node.machine import environments, processes
+    from paceline.node.store.code_folder import pack
 
     run = home.run(request["name"])
     node, job, status = NodeSpec.load(run.spec), StoredJob.from_json(read_json(run.job) or {}), run.read_status() or {}
@@ -61,16 +61,13 @@ def invite(home: Home, request: messages.OfJob) -> messages.Invitation:
     if not run.is_held or status.get("state") in FINAL or not status.get("coordinator"):
         raise Refused(f"job {node.job} does not run here, or has not started yet")
     env = processes.environment(status["agent"]["pid"])
-    code, archive = job.code, io.BytesIO()
-    if code is not None:
-        with tarfile.open(fileobj=archive, mode="w") as tar:
-            tar.add(code["path"], arcname=".")
+    code = job.code
     return {
         "job": job.spec.to_json(), "job_id": node.job_id, "most": node.nodes,
         "door": cast("tuple[str, int]", status["address"]),
         "token": env.get("PACELINE_TOKEN"),
         "secrets": {name: env[name] for name in job.spec.secrets if name in env},
-        "sources": job.data, "code": code, "data": archive.getvalue(),
+        "sources": job.data, "code": code, "data": b"" if code is None else pack(Path(code["path"])),
         "minor": environments.minor_of(node.python[0]),
     }  # fmt: skip
 

@@ -278,6 +278,25 @@ def _is_inside(name: str, folder: Path) -> bool:
     )
 
 
+def pack(folder: Path) -> bytes:
+    """An archive (tar) of a folder in which ranks may write meanwhile; what they have removed is left out."""
+    import io
+    import tarfile
+
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.add(folder, ".", recursive=False)
+        for above, folders, files in os.walk(folder):
+            for path in (Path(above, name) for name in (*folders, *files)):
+                with contextlib.suppress(FileNotFoundError):
+                    content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+                    info = tar.gettarinfo(path, f"./{path.relative_to(folder)}")
+                    if info is not None:  # no socket
+                        info.size = len(content) if info.isreg() else 0  # it may be longer or shorter by now
+                        tar.addfile(info, io.BytesIO(content))
+    return archive.getvalue()
+
+
 def take(folder: Path, destination: Path) -> None:
     """Copy a folder, and remove it afterwards as far as this user may."""
     with building(destination) as new:
