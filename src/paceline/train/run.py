@@ -301,7 +301,8 @@ class Run(Collectives):
             weight: weight of this loss if that is not the number of samples, such as the number of tokens that it is
                 the mean over: a number or a tensor with one element, 0 or more. The gradients are those of the weighted
                 mean, sum(weight * loss) / sum(weight), over all ranks and all batches of an accumulation. If a rank's
-                batch is a stand-in, its weight is always 0. It costs one more reduction per step.
+                batch is a stand-in, its weight is always 0; with batches of several loaders, if all of them are. It
+                costs one more reduction per step.
             reduction: "sum" if the loss is a sum over this rank's samples: the gradients are those of the sum over all
                 ranks and all batches of an accumulation.
             retain_graph: keep the graph for another backward through the same forward pass, as in torch.
@@ -311,7 +312,7 @@ class Run(Collectives):
         Raises:
             RuntimeError: no model was set up; or models were set up with different values of `Strategy.accumulate`, and
                 the loss was not computed with models of a single one; or the losses of an accumulation are weighted in
-                different ways.
+                different ways; or the batches of several loaders in this step are not divided alike among the ranks.
             ValueError: the weight is negative, infinite or not a number; `reduction` is neither of the two, or is "sum"
                 together with a weight; or `inputs` has only some of a model's parameters.
             paceline.AccumulationChanged: gradients were changed in the middle of an accumulation.

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.train.launching import launch  # noqa: E402
+from tests.train.launching import launch, launch_each  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import paceline  # noqa: E402
@@ -82,6 +82,51 @@ def test_the_weight_of_a_loss_in_a_loop_of_ones_own() -> None:
     (expected,) = launch(with_the_library, ("number", 3, True))
     for weights in launch(with_the_library, ("tensor", 3, True), 2):
         assert weights == pytest.approx(expected, abs=1e-13)
+
+
+def of_two_loaders(kind: str, sizes: tuple[int, int]) -> list[float] | str:
+    """The weights after an epoch in which each step has batches of two loaders; or the error."""
+    with paceline.init() as run:
+        model = build()
+        model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.05))
+        x = data()[0]
+        one, other = (run.dataloader(TensorDataset(x[:size]), global_batch_size=BATCH) for size in sizes)
+        evaluated = run.dataloader(TensorDataset(x), global_batch_size=BATCH, evaluation=True)
+        pairs: Any = {
+            "evaluation": zip(one, evaluated, strict=False),
+            "look": ((each, each) for each in one if list(other)),
+            "nested": ((each, within) for each in one for within in other),
+        }.get(kind, zip(one, other, strict=False))
+        try:
+            for (a,), (b,) in pairs:
+                losses = model(b).pow(2)
+                if kind == "weight":
+                    run.backward(losses.mean(), weight=other.samples)
+                elif kind == "sum":
+                    run.backward(model(a).pow(2).sum() + losses.sum(), reduction="sum")
+                else:
+                    run.backward((losses.mean() if kind != "evaluation" else 0) + model(a).pow(2).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        except RuntimeError as error:
+            return f"{run.step} {error}"
+        return values(model)
+
+
+def test_the_loss_of_two_loaders() -> None:
+    right = [
+        ("zip", (12, 12)), ("zip", (9, 9)), ("weight", (9, 12)), ("weight", (12, 9)), ("sum", (11, 12)),
+        ("evaluation", (9, 9)), ("look", (12, 9)),
+    ]  # fmt: skip
+    wrong = [("zip", (9, 12)), ("zip", (12, 9)), ("zip", (11, 12)), ("sum", (9, 12)), ("nested", (8, 5))]
+    alone = [each for (each,) in launch_each(of_two_loaders, right)]
+    together = launch_each(of_two_loaders, [*right, *wrong], 2)
+    for case, expected, ranks in zip(right, alone, together, strict=False):
+        assert ranks == [pytest.approx(expected, abs=1e-13)] * 2, case
+    for (kind, sizes), ranks in zip(wrong, together[len(right) :], strict=True):
+        one, other = (4, 1) if kind == "nested" else (size - 8 for size in sizes)
+        expected = f"a step with {one} samples of one training loader and {other} of another cannot be divided alike"
+        assert all(expected in str(message) for message in ranks), (kind, sizes)
 
 
 def test_weights_that_mean_nothing() -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.train.collective_trace import script_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -193,7 +195,7 @@ class Gradients:
     def backward(
         self,
         compute: Callable[[float | Tensor], None],
-        batch: Loader | Pass | None,
+        batches: Sequence[Loader | Pass],  # of which the loss is; the first one counts the steps
         step: int,
         weight: float | Tensor | None = None,  # of the loss; None: the number of samples of the batch
         *,
@@ -202,7 +204,7 @@ class Gradients:
     ) -> None:
         every = self._latest = self._prepared.accumulate_of_loss()
         self._prepared.check_partial()
-        factor = self._loss_factor(every, batch, weight, is_sum=is_sum)
+        factor = self._loss_factor(every, batches, weight, is_sum=is_sum)
         self._stepped = False
         self._is_within = self._is_weighted = self._has_computed = True
         try:
@@ -211,22 +213,24 @@ class Gradients:
             self._is_within = False
         self.trained = self.has_seen = True
         self._unused = not self._stepped  # hooks of the parameters may step within
-        if batch is None:
+        if not batches:
             self._outside[every] = self._outside.get(every, 0) + 1
             self._prepared.exchange(lambda each: (self._outside.get(each, 0) + 1) % each == 0)
 
     def _loss_factor(
-        self, every: int, source: Loader | Pass | None, weight: float | Tensor | None, *, is_sum: bool
+        self, every: int, batches: Sequence[Loader | Pass], weight: float | Tensor | None, *, is_sum: bool
     ) -> float | Tensor:
         """The factor for a loss, with `every` batches per step; corrects the gradients of earlier batches."""
-        window = self._window(every)
+        window, source = self._window(every), batches[0] if batches else None
         if source is not None:
-            samples = source.samples
+            samples = any(each.samples for each in batches)
+            if weight is None:
+                _check_weights(batches, self._group.data_size, is_sum=is_sum)
             is_first, is_last, batch = window.begun <= 1, window.is_complete, (True, self.number)
         else:
             begun = self._outside.get(every, 0)
             is_first, is_last, batch = begun % every == 0, (begun + 1) % every == 0, (False, begun)
-            samples = 1
+            samples = True
         weights = self._weights.setdefault(every, GivenWeights(self._group, every))
         weights.begin(WEIGHT if weight is not None else SUM if is_sum else MEAN, batch, is_first=is_first)
         correction: float | Tensor | None = None
@@ -306,3 +310,24 @@ class Gradients:
     def _window(self, every: int) -> Window:
         """The window for steps of `every` batches; for what was set up within this step, of this batch alone."""
         return self._windows.get(every) or Window(1)
+
+
+def _check_weights(batches: Sequence[Loader | Pass], ranks: int, *, is_sum: bool) -> None:
+    """Refuse a loss of several loaders' batches that have different weights on some rank: there is one factor for it.
+
+    All ranks know the totals, and raise together. Where a loader does not divide its batches evenly, as a stream that
+    is read in parts, a rank may see the difference alone; the others are then told that it has failed.
+    """
+    first = batches[0]
+    for other in batches[1:]:
+        if is_sum:  # where both batches are stand-ins or none
+            alike = min(first.total, ranks) == min(other.total, ranks) and bool(first.samples) == bool(other.samples)
+        else:
+            is_even = first.total % ranks == other.total % ranks == 0
+            alike = (is_even or first.total == other.total) and first.weight == other.weight
+        if not alike:
+            raise RuntimeError(
+                f"run.backward at {script_line()}: a step with {first.total} samples of one training loader and "
+                f"{other.total} of another cannot be divided alike among {ranks} ranks, so no weight of the loss is "
+                f"right for both; pass drop_last=True to run.dataloader, and a global_batch_size that {ranks} divides"
+            )

@@ -450,8 +450,9 @@ class Steps:
         inputs: Sequence[Tensor] | None = None,
         again: bool = False,
     ) -> None:
-        batch = self._batches[0] if self._batches else None
-        self._gradients.backward(compute, batch, self.done + 1, weight, is_sum=is_sum, inputs=inputs)
+        # Of loops within the step, those that have come to their end have no current batch.
+        batches = self._batches[:1] + [each for each in self._batches[1:] if isinstance(each, Pass) or each.position]
+        self._gradients.backward(compute, batches, self.done + 1, weight, is_sum=is_sum, inputs=inputs)
         self._prepared.check_gradients(self, again)
 
     def optimizer_stepped(self, number: int) -> None:
