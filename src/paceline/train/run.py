@@ -606,8 +606,9 @@ class Run(Collectives):
         A step is counted when the next item is requested; that is also where checkpoints are taken and the run is
         stopped. All ranks must take the same number of items. A resumed run skips the items that were trained on: by
         their index if `items` is a sequence or a tensor; else by iterating over them again, with the random states from
-        the beginning of the pass. `run.backward` gives each rank's loss the same weight. Outside of `epochs`, the first
-        call resumes the run.
+        the beginning of the pass. With another number of ranks the latter may be other items, so none is skipped, and
+        rank 0 warns. `run.backward` gives each rank's loss the same weight. Outside of `epochs`, the first call resumes
+        the run.
 
         Args:
             items: begins with the same item each time it is iterated.

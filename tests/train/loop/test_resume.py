@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from tests.train.launching import launch  # noqa: E402
 from tests.train.scripts import run as run_script  # noqa: E402
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402 - after torch is known to be there
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset  # noqa: E402 - after torch is known to be there
 
 import paceline  # noqa: E402
 from paceline.contract.functions import RankFailed  # noqa: E402
@@ -177,6 +177,36 @@ def test_steps_over_anything_are_whole(form: str, tmp_path: Path) -> None:
     done, used, _ = training.resumed()[0]
     assert done == steps
     assert [entry[1] for entry in used if entry[0] != "behind"] == list(range(1, steps + 1))
+
+
+def own_share(folder: str, form: str, stop: int) -> list[int]:
+    with paceline.init(seed=1, checkpoint_dir=folder, checkpoint_every=2, progress=False) as run:
+        model, optimizer = build(run)
+        data: Any = torch.arange(8.0)[:, None]
+        sampler = DistributedSampler(data, run.world_size, run.rank, shuffle=False)
+        items = DataLoader(data, sampler=sampler) if form == "loader" else data
+        used = []
+        for _ in run.epochs(2):
+            for x in run.steps(items):
+                step(run, model, optimizer, x.reshape(1, 1))
+                used.append(int(x))
+                if run.step == stop:
+                    break
+            if run.step >= stop:
+                break
+        return used
+
+
+@pytest.mark.parametrize("form", ["loader", "tensor"])
+def test_steps_over_no_sequence_begin_again_with_another_number_of_ranks(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, everything = str(tmp_path), list(range(8))
+    launched = launch(own_share, (folder, form, 3), 2)
+    assert launched == ([[0, 2, 4], [1, 3, 5]] if form == "loader" else [[0, 1, 2]] * 2)
+    assert own_share(folder, form, 11) == (everything if form == "loader" else everything[3:] + everything[:3])
+    told = [record.message for record in caplog.records if record.message.startswith("run.steps begins with its first")]
+    assert len(told) == (form == "loader")
 
 
 def outermost(folder: str, kill_at: str) -> Any:

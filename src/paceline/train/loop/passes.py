@@ -31,13 +31,19 @@ class Pass:
     def __init__(self, items: Iterable[Any], world_size: int) -> None:
         self.total = world_size  # samples of all ranks per step: the number of ranks
         self.done = 0  # items that the pass has yielded, including those of earlier attempts
+        self.repeats = False  # those of earlier attempts come again
         self._items = items
         self._began: RandomStates | None = None
         self._size = length_of(items)
 
-    def skip(self, taken: int, began: RandomStates | None) -> None:
-        """Before the first item: skip those that were trained on before a resume."""
-        self.done, self._began = taken, began
+    def skip(self, taken: int, began: RandomStates | None, *, same_ranks: bool) -> None:
+        """Before the first item: skip those that were trained on before a resume, if the first items are the same.
+
+        With another number of ranks, that is so for a sequence alone: a loader may give each rank other items.
+        """
+        self.repeats = not (same_ranks or isinstance(self._items, (Sequence, torch.Tensor)))
+        if not self.repeats:
+            self.done, self._began = taken, began
 
     def __len__(self) -> int:
         if self._size is None:
@@ -101,6 +107,7 @@ class Passes:
         self.left: Place | None = None
         self.looks: dict[int, Any] = {}  # that have ended, by number: what is kept of the loaders at their start
         self._keep_random = keep_random
+        self._same_ranks = True  # as in the checkpoint that is resumed
         self._ended = self._events = 0
         # Random states: where the body begins, where the pass under way began, and where passes that trained ended.
         self._body: RandomStates | None = None
@@ -117,7 +124,7 @@ class Passes:
         target = self.target
         is_resumed = target is not None and target.trains and target.ended == self._ended
         if target is not None and is_resumed and isinstance(source, Pass):
-            source.skip(target.taken, self._began)
+            source.skip(target.taken, self._began, same_ranks=self._same_ranks)
         self.source, self.trains, self.left = source, is_resumed, None
         if target is None:
             self._began = self._random()
@@ -176,8 +183,9 @@ class Passes:
         taken = self.source.done - before if isinstance(self.source, Pass) else 0
         return Place(self._ended, trains=True, taken=taken)
 
-    def resume(self, place: Sequence[Any], looks: Mapping[int, Any]) -> None:
+    def resume(self, place: Sequence[Any], looks: Mapping[int, Any], *, same_ranks: bool) -> None:
         """Continue from a place; `load_state_dict` must have been called, if random states are known."""
+        self._same_ranks = same_ranks
         self.source, self.trains, self._ended, self._events = None, False, 0, 0
         self.target = None if Place(*place) == Place() else Place(*place)
         self.looks = dict(looks)

@@ -140,7 +140,7 @@ class Resuming:
             number: [feed.loader.mark_of(state) for feed, state in zip(feeds, states, strict=False)]
             for number, states in progress["looks"].items()
         }
-        self._passes.resume(progress["place"], looks)
+        self._passes.resume(progress["place"], looks, same_ranks=found.world_size == self._group.world_size)
         if self._passes.target is not None:
             self._near = dataclasses.replace(found, shared_state=dict.fromkeys(found.shared_state))
             self._passes.set_random()

@@ -44,6 +44,10 @@ _UNSEEN = (
     "run.save: the loop calls neither run.backward nor an optimizer of torch, so it is not known whether this batch is "
     "done, and a resumed run might train on it again; call run.step_done() when a batch is done, before run.save"
 )
+_REPEATS = (
+    "run.steps begins with its first item again, and trains on items once more: the checkpoint is of another number of "
+    "ranks, with which items that are no sequence may be others; iterate run.dataloader to use each sample once"
+)
 _LEFT = (
     "this iteration of a training loader is over, since the loader was iterated anew, or an epoch of run.epochs has "
     "begun or ended and nothing was trained before; iterate the loader again: for batch in loader"
@@ -257,6 +261,8 @@ class Steps:
         self._marks = [feed.loader.mark() for feed in self.feeds]
         if self._journal.begin(source):
             self._arrive()
+            if isinstance(source, Pass) and source.repeats:
+                self._warn(_REPEATS)
         elif look is not None:
             for feed, mark in zip(self.feeds, look, strict=False):
                 feed.loader.go_back(mark)
