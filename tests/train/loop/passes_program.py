@@ -159,7 +159,8 @@ class Execution:
     def _train(self, x: torch.Tensor, *, steps: bool) -> None:
         noise = torch.rand(1)
         if self.program.own_backward or not steps:
-            self._run.backward((self.model(x[:, None].float() + noise) - self.seen).pow(2).mean())
+            loss = (self.model(x[:, None].float() + noise) - self.seen).pow(2).mean()
+            self._run.backward(loss, weight=float(len(x)))  # the batches of several loaders need not be divided alike
         else:
             for p in self.model.parameters():
                 p.grad = (p.detach() + x.float().mean() + noise - self.seen).reshape(p.shape)
