@@ -96,6 +96,11 @@ def test_how_long_a_receiver_asks_to_wait(hook: Hook) -> None:
     assert pace.wait(107.0) == 0.0
 
 
+def test_what_was_taken_is_not_sent_again_when_the_answer_breaks_off(hook: Hook) -> None:
+    hook.answers = [(200, {"Transfer-Encoding": "chunked"}, b"ff\r\nab")]
+    assert Webhook(hook.url, "json").send([failed()]) == Outcome("")
+
+
 def test_pauses_grow_and_end_with_success() -> None:
     pace, now, pauses = Pace(chance=lambda: 1.0), 0.0, []
     for _ in range(12):

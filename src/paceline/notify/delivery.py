@@ -94,7 +94,9 @@ class Webhook:
             request = urllib.request.Request(url, body, headers, method="POST")
             with self._opener.open(request, timeout=self._seconds) as answer:
                 status, retry_after = int(answer.status), answer.headers.get("Retry-After")
-                content = answer.read(_MOST_ANSWER)
+                content = b""
+                with contextlib.suppress(OSError, http.client.HTTPException):  # it has the notices, and has said so
+                    content = answer.read(_MOST_ANSWER)
         except (
             OSError,
             http.client.HTTPException,

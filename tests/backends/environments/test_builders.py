@@ -139,3 +139,15 @@ def test_a_project_is_built_when_it_has_changed(tmp_path: Path, monkeypatch: pyt
     (project / "more.py").touch()
     of("d")
     assert built.read_text() == "xx"
+    (project / "more" / "dist").mkdir(parents=True)
+    (project / "more" / "dist" / "__init__.py").touch()
+    of("e")
+    assert built.read_text() == "xxx", "a package may be called as the folder of a build"
+
+
+def test_an_archive_of_a_project_is_built_when_it_is_another_one(tmp_path: Path) -> None:
+    archive = tmp_path / "mylib-1.0.tar.gz"
+    archive.write_bytes(b"1")
+    before = list(pip._state(archive))
+    archive.write_bytes(b"22")
+    assert list(pip._state(archive)) != before

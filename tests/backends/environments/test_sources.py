@@ -98,6 +98,16 @@ def test_locks_are_those_of_one_machine(form: Form, text: str, platform: dict[st
     assert locks.lines(Environment("lock", form, text, ""), platform) == lines
 
 
+def test_a_package_of_this_machine_that_another_one_needs_is_refused() -> None:
+    text = UV.replace(
+        "[[package]]", '[[package]]\nname = "own"\nversion = "1"\nsource = { editable = "../own" }\n[[package]]', 1
+    )
+    assert locks.lines(Environment("lock", "uv", text, ""), HERE), "it is a project that nothing needs"
+    text = text.replace('{ name = "lib" },', '{ name = "lib" },\n{ name = "own" },', 1)
+    with pytest.raises(UserError, match="own is a folder of this machine; use --environment here"):
+        locks.lines(Environment("lock", "uv", text, ""), HERE)
+
+
 def test_the_tags_of_a_machine() -> None:
     tags = pip.tags(HERE)
     assert tags[0] == "manylinux_2_36_x86_64"

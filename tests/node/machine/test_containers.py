@@ -51,6 +51,8 @@ def test_the_first_program_that_works_and_has_the_image(install: Installed, tmp_
     install(podman=HAS_NOT["podman"], docker=HAS_NOT["docker"], apptainer="exit 0")
     assert look(tmp_path) == {"program": "podman", "reference": "docker.io/lab/train", "is_there": False}
     assert look(tmp_path, program="docker") == {"program": "docker", "reference": "lab/train", "is_there": False}
+    install(podman="echo 'time=1 level=warning msg=\"The cgroupv2 manager is set to systemd\"' >&2; exit 1")
+    assert look(tmp_path, program="podman")["is_there"] is False
     install(docker="[ $1 = info ] && exit 0; echo sha256:1")
     assert look(tmp_path) == {"program": "docker", "reference": "lab/train", "is_there": True}
     install(podman="echo 'Error: cannot set up namespace using newuidmap: exit status 1' >&2; exit 125")

@@ -122,6 +122,8 @@ def _of_uv(lock: Mapping[str, Any], markers: dict[str, str], source: str) -> Ite
                 it for it in packages if it["name"] == need["name"] and need.get("version") in (None, it.get("version"))
             ]
             for found in there[:1]:
+                if found in roots and found is not package:  # its files are needed there, and nothing else brings them
+                    yield _uv_line(found, source)
                 wanted += [(found, ""), *((found, it) for it in need.get("extra", []))]
 
 

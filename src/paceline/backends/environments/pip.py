@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 _QUIET = ("--disable-pip-version-check", "--no-input", "--quiet")
 _MANYLINUX = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # glibc 2.N → the older name
 _EPOCH = "315532800"  # 1980, the first date of zip files: of one project, the same wheel each time
-# Folders that a build makes, and those that hold no source.
-_BUILT = re.compile(r"build|dist|__pycache__|.*\.egg-info|\..*|node_modules")
+# Folders that hold no source wherever they are, and those of a build at the top alone: a package may be called so.
+_NO_SOURCE = re.compile(r"__pycache__|.*\.egg-info|\..*|node_modules")
+_BUILT = ("build", "dist")
 _TOLD = 3  # lines of pip in a message
 
 
@@ -77,14 +79,18 @@ def wheel_of(project: Path, to: Path, where: str) -> Path:
 
 
 def _state(project: Path) -> Iterator[str]:
-    """What tells whether a project has changed: the Python, and name, size and time of each file that is not built."""
+    """What tells whether a project or an archive of one has changed: the Python, and each file that is not built."""
     yield f"{sys.version_info[:2]}"
+    paths = [str(project)]
     for parent, folders, names in os.walk(project):
-        folders[:] = sorted(it for it in folders if not _BUILT.fullmatch(it))
-        for name in sorted(names):
-            with contextlib.suppress(OSError):
-                found = os.lstat(os.path.join(parent, name))
-                yield f"{os.path.join(parent, name)} {found.st_size} {found.st_mtime_ns}"
+        left_out = _BUILT if parent == str(project) else ()
+        folders[:] = sorted(it for it in folders if not _NO_SOURCE.fullmatch(it) and it not in left_out)
+        paths += (os.path.join(parent, name) for name in sorted(names))
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found = os.stat(path)
+            if not stat.S_ISDIR(found.st_mode):
+                yield f"{path} {found.st_size} {found.st_mtime_ns}"
 
 
 def _digest(text: str) -> str:

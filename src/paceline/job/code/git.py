@@ -297,7 +297,7 @@ def list_files(folder: str, matters: Callable[[str], bool]) -> list[str] | None:
     """
     if shutil.which("git") is None:
         return None
-    command = [*_command(), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]
+    command = [*_command(), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     result = subprocess.run(
         command, check=False, cwd=folder, env=clean_environment(), stdin=subprocess.DEVNULL, capture_output=True
     )
@@ -318,4 +318,5 @@ def list_files(folder: str, matters: Callable[[str], bool]) -> list[str] | None:
     if result.returncode:
         last = (text.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
         raise UserError(f"git cannot list {printable(folder)}: {printable(last)}; see git status there")
-    return [os.fsdecode(name) for name in result.stdout.split(b"\0") if name]
+    # One with conflicts comes several times: git can leave these out from 2.31 on.
+    return list(dict.fromkeys(os.fsdecode(name) for name in result.stdout.split(b"\0") if name))

@@ -36,6 +36,8 @@ CLIENT = (
 PROGRAMS = ("podman", "docker", "apptainer", "singularity")  # the first one that works runs an image
 _FILES = ("apptainer", "singularity")  # these run files
 _ANSWER_SECONDS = 20.0  # for a program to say what it has
+# The same of the first container of an image: podman without root copies all of it then, apptainer may unpack it.
+_FIRST_SECONDS = 1800.0
 _NAMED = ("docker-archive:", "oci-archive:", "oci:", "dir:")  # files of images that podman reads
 _REGISTRY = re.compile(r"[^/]*[.:][^/]*/|localhost/")  # what an image begins with that says where it is
 _PASSED = ("PACELINE_", "NCCL_", "GLOO_", "UCX_")  # variables of this machine that containers get, too
@@ -215,24 +217,30 @@ def _asked(*command: str) -> str:
 def _has(*command: str) -> bool:
     """Whether a program has an image."""
     done = _done(command)
-    if done.returncode and done.stderr.strip() and not re.search("no such (image|object)", done.stderr, re.IGNORECASE):
+    said = "\n".join(_lines(done.stderr))
+    if done.returncode and said and not re.search("no such (image|object)", said, re.IGNORECASE):
         raise Refused(_why(command[0], command[-1], done.stderr))
     return not done.returncode
 
 
-def _done(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _done(command: Sequence[str], seconds: float = _ANSWER_SECONDS) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL,
-            timeout=_ANSWER_SECONDS, check=False,
+            timeout=seconds, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Refused(f"{shlex.join(command)} does not answer within {_ANSWER_SECONDS:g} s; see what it does") from None
+        raise Refused(f"{shlex.join(command)} does not answer within {seconds:g} s; see what it does") from None
+
+
+def _lines(said: str) -> list[str]:
+    """The lines that a program has printed, without the warnings with which podman may begin each answer."""
+    return [line.strip() for line in said.splitlines() if line.strip() and "level=warning" not in line]
 
 
 def _why(program: str, image: str, said: str) -> str:
     """What is wrong, and what to do, by what a program has printed."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and "level=warning" not in line]
+    lines = _lines(said)
     last = (
         re.sub(r"^(Error: |Error response from daemon: |FATAL: +|ERROR: +)+", "", lines[-1]) if lines else "no reason"
     )
@@ -270,7 +278,7 @@ def prepare(root: Path, request: WantedImage, binds: Sequence[str], facts: Seque
         "devices": request["needs_devices"],
     }  # fmt: skip
     yield {"says": "looks into it"}
-    done = _done([*command(container, stays=False), "python3", "-c", _INSIDE, *facts])
+    done = _done([*command(container, stays=False), "python3", "-c", _INSIDE, *facts], _FIRST_SECONDS)
     if done.returncode or not done.stdout.startswith("{"):
         said = done.stderr.strip() or done.stdout.strip()
         last = said.splitlines()[-1] if said else f"exit code {done.returncode}"
