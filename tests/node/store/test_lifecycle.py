@@ -53,7 +53,9 @@ def job(home: Home, name: str, agent: subprocess.Popen[bytes] | None = None) -> 
 
 @contextlib.contextmanager
 def agents(home: Home, *names: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # in the background of a shell it is ignored
     started = [subprocess.Popen(["sleep", "1000"]) for _ in names]
+    signal.signal(signal.SIGQUIT, before)
     try:
         for name, agent in zip(names, started, strict=True):
             job(home, name, agent)
