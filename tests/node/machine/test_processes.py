@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -68,6 +69,25 @@ def test_a_process_that_is_gone(parent: subprocess.Popen[str]) -> None:
     assert processes.look(parent.pid) is None
     assert processes.Snapshot().tree(parent.pid) == {}
     assert processes.descendants(parent.pid) == []
+
+
+def test_a_process_that_this_user_may_not_signal(
+    parent: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root's, which `sudo` starts: it is no error, and is not counted."""
+
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    assert parent.stdout is not None
+    child, _ = map(int, parent.stdout.readline().split())
+    with monkeypatch.context() as patched:
+        for name in ("kill", "killpg"):
+            patched.setattr(processes.os, name, refuse)
+        assert not processes.signal_process(child, signal.SIGTERM)
+        assert not processes.signal_process(child, signal.SIGTERM, group=True)
+        assert processes.kill_descendants(parent.pid) == 0
+    assert processes.kill_descendants(parent.pid) == 1
 
 
 def test_a_process_that_is_being_reaped_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

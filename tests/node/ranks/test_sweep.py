@@ -46,6 +46,44 @@ server = ForkServer(types.SimpleNamespace(start_method="exec"), theirs)
 threading.Thread(target=agent, daemon=True).start()
 assert server.serve() is None
 """
+REFUSED = """
+import os, select, socket, threading, types
+from paceline.node.agent import guard
+from paceline.node.eventloop.channel import Channel
+from paceline.node.machine import processes
+from paceline.node.ranks.forkserver import ForkServer
+
+kill = os.kill
+def refuse(*_):
+    raise PermissionError
+os.kill = refuse
+processes.adopt_orphans()
+ours, theirs = (Channel(each) for each in socket.socketpair())
+
+def agent():
+    try:
+        events = []
+        ours.send({"do": "spawn", "name": "it", "command": ["sh", "-c", "sleep 1000 &"], "env": {}})
+        for last in "ended", "swept":
+            while last not in events:
+                select.select([ours], [], [])
+                events += [message["event"] for message in ours.receive()]
+            ours.send({"do": "sweep", "grace": 0.0})
+        print(*events, flush=True)
+    finally:
+        ours.close()
+
+server = ForkServer(types.SimpleNamespace(start_method="exec"), theirs)
+threading.Thread(target=agent, daemon=True).start()
+try:
+    assert server.serve() is None
+    guard._end_others()
+finally:
+    left = processes.descendants(os.getpid())
+    for pid in left:
+        kill(pid, 9)
+assert len(left) == 1
+"""
 
 
 def test_what_is_swept_has_been_reaped_before(tmp_path: Path) -> None:
@@ -55,3 +93,10 @@ def test_what_is_swept_has_been_reaped_before(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["spawned spawned ended ended swept"] * 5
+
+
+def test_what_may_not_be_signalled_is_left() -> None:
+    """As `sudo …` in the background: neither the fork server nor the guard waits for it, or fails."""
+    done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "spawned ended swept\n"

@@ -59,15 +59,22 @@ def _wait_for(agent: int) -> int:
 
 
 def _end_others() -> None:
-    """SIGKILL all processes that are left, until there are none."""
+    """SIGKILL all processes that are left, until there are none but those that this user may not signal."""
+    guard = os.getpid()
     try:
         while True:
             pid, _ = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
-                processes.kill_descendants(os.getpid())
+                if not processes.kill_descendants(guard) and not _has_zombies(guard):
+                    return
                 os.waitpid(-1, 0)
     except ChildProcessError:
         pass
+
+
+def _has_zombies(guard: int) -> bool:
+    """Whether a child has ended and cannot be reaped yet, as some of its threads have not."""
+    return any(it.parent == guard and it.state == "Z" for it in processes.Snapshot().processes.values())
 
 
 def _end_as(status: int) -> None:

@@ -232,14 +232,16 @@ def open_files(pid: int) -> dict[str, str]:
     return found
 
 
-def signal_process(pid: int, number: int, group: bool = False) -> None:
-    """Send a signal to a process, or to its whole process group. A process that is gone already is not an error."""
-    if group:
+def signal_process(pid: int, number: int, group: bool = False) -> bool:
+    """Send a signal to a process, or to its whole process group; returns whether it was sent.
+
+    It is not to one that is gone already, or that this user may not signal (`sudo …`).
+    """
+    for send in (os.killpg, os.kill) if group else (os.kill,):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, number)
-            return
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+            send(pid, number)
+            return True
+    return False
 
 
 def handles(pid: int, number: int) -> bool:
@@ -262,8 +264,5 @@ def pass_on(pid: int, number: int, group: bool = False) -> bool:
 
 
 def kill_descendants(root: int) -> int:
-    """SIGKILL every descendant of a process, once; returns their number. Repeat until 0: a process may have forked."""
-    pids = descendants(root)
-    for pid in pids:
-        signal_process(pid, signal.SIGKILL)
-    return len(pids)
+    """SIGKILL every descendant of a process, once; returns to how many. Repeat until 0: a process may have forked."""
+    return sum(signal_process(pid, signal.SIGKILL) for pid in descendants(root))

@@ -334,8 +334,9 @@ def signal_agent(path: Path, numbers: tuple[int, ...]) -> bool | None:
         return False
     if not all(number < signal.SIGRTMIN or processes.handles(agent["pid"], number) for number in numbers):
         return None
-    for number in numbers:
-        processes.signal_process(agent["pid"], number)
+    with contextlib.suppress(ProcessLookupError):
+        for number in numbers:
+            os.kill(agent["pid"], number)  # that another user may not is an error
     return True
 
 
