@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.conftest import eventually
 
 from paceline.node.eventloop.loop import Loop
 from paceline.node.logs import time_index
+from paceline.node.logs.following import Event, updates
 from paceline.node.logs.query import LogLines, LogQuery
 from paceline.node.logs.reader import attempts, read
 from paceline.node.rundir.directory import RunDirectory
@@ -246,6 +248,21 @@ def test_an_index_is_entered_near_a_time(tmp_path: Path) -> None:
         begin = time_index.find(index, lambda when, _, time=time: when <= time)
         when, sizes = next(time_index.moments(index, begin))
         assert when == max(0, min(time // 1000, 199) * 1000) and sizes == {b"0o": when * 10}
+
+
+@pytest.mark.parametrize("poll", [None, 0.05])
+def test_a_follower_reads_a_long_journal_to_its_end(tmp_path: Path, poll: float | None) -> None:
+    """Nothing wakes it: all has been written before, and the agent is gone."""
+    run = RunDirectory(tmp_path)
+    records = [{"event": "note", "number": number, "text": "x" * 10_000} for number in range(100)]
+    lines = [json.dumps({"v": 1, "time": 0.0, **record}) + "\n" for record in [*records, {"event": "finished"}]]
+    run.journal.write_text("".join(lines))
+    lifeline, ours = os.pipe()
+    os.close(ours)
+    found = [it for it in updates(run, lifeline, poll=poll) if isinstance(it, Event)]
+    os.close(lifeline)
+    assert [it.details.get("number") for it in found] == [*range(100), None]
+    assert found[-1].name == "finished"
 
 
 def test_loop_timers(monkeypatch: pytest.MonkeyPatch) -> None:

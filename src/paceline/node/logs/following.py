@@ -117,6 +117,7 @@ def updates(
                         waker.watch(path)
                     more.update(logs)
                 yield event
+            more.update([journal.path] if journal.more else [])
             if more:
                 others = waker.grown()  # a rank that writes continuously does not delay the others
                 grown = None if others is None else more | others
