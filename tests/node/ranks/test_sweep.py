@@ -1,4 +1,4 @@
-"""The fork server ends all that the ranks and their launchers have left."""
+"""The fork server ends all that the ranks and their launchers have left, and says so."""
 
 from __future__ import annotations
 
@@ -84,6 +84,30 @@ finally:
         kill(pid, 9)
 assert len(left) == 1
 """
+BUSY = """
+import select, socket, threading, types
+from paceline.node.eventloop.channel import Channel
+from paceline.node.ranks.forkserver import ForkServer
+
+ours, theirs = (Channel(each) for each in socket.socketpair())
+server = ForkServer(types.SimpleNamespace(start_method="exec"), theirs)
+sent = 0
+while not theirs.wants_write:
+    server._send({"event": "ended", "name": str(sent), "status": 0})
+    sent += 1
+
+def agent():
+    try:
+        names = []
+        while len(names) < sent and select.select([ours], [], [], 20)[0]:
+            names += [message["name"] for message in ours.receive()]
+        print(names == [str(number) for number in range(sent)], flush=True)
+    finally:
+        ours.close()
+
+threading.Thread(target=agent, daemon=True).start()
+assert server.serve() is None
+"""
 
 
 def test_what_is_swept_has_been_reaped_before(tmp_path: Path) -> None:
@@ -100,3 +124,9 @@ def test_what_may_not_be_signalled_is_left() -> None:
     done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "spawned ended swept\n"
+
+
+def test_an_agent_that_is_busy_has_all_messages_later() -> None:
+    """The fork server sends what its socket did not take at first, also if nothing more happens."""
+    done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

@@ -98,11 +98,15 @@ class ForkServer:
             selector.register(self.channel, selectors.EVENT_READ)
             selector.register(self._wakeup, selectors.EVENT_READ)
             while True:
+                writes = selectors.EVENT_WRITE if self.channel.wants_write else 0
+                selector.modify(self.channel, selectors.EVENT_READ | writes)
                 selector.select(_OWED_PAUSE if self._owed else None)  # nothing says that a handler is there
                 if self._owed:
                     self._pass_on()
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wakeup, 4096)
+                with contextlib.suppress(ChannelClosed):  # the next `receive` raises it too
+                    self.channel.flush()
                 try:
                     messages: list[ToServer] = self.channel.receive()
                     for message in messages:
