@@ -209,6 +209,33 @@ def test_steps_over_no_sequence_begin_again_with_another_number_of_ranks(
     assert len(told) == (form == "loader")
 
 
+def drawn(folder: str, pipeline: int, stop: int) -> list[tuple[int, float]]:
+    with paceline.init(seed=1, checkpoint_dir=folder, checkpoint_every=1, progress=False) as run:
+        model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+        _, optimizer = run.setup(
+            model, torch.optim.SGD(model.parameters(), 0.1), strategy=paceline.Strategy(pipeline=pipeline)
+        )
+        seen = []
+        for _ in run.epochs(1):
+            for number in run.steps(iter(range(4))):
+                seen.append((number, float(torch.rand(()))))
+                run.pipeline_step((torch.full((2, 1), float(number)), None), lambda result, _: result.mean())
+                optimizer.step()
+                if run.step == stop:
+                    break
+            if run.step >= stop:
+                break
+        return seen
+
+
+def test_as_many_ranks_that_share_data_now_have_the_same_random_numbers_and_all_items(tmp_path: Path) -> None:
+    apart = launch(drawn, (str(tmp_path), 1, 2), 2)
+    assert apart[0] != apart[1]
+    first, second = launch(drawn, (str(tmp_path), 2, 9), 2)
+    assert first == second
+    assert [number for number, _ in first] == [0, 1, 2, 3]
+
+
 def outermost(folder: str, kill_at: str) -> Any:
     with paceline.init(seed=1, checkpoint_dir=folder, checkpoint_every=2, progress=False) as run:
         model, optimizer = build(run)

@@ -133,7 +133,7 @@ class Checkpointing:
                 check_whole(self._prepared.stateful())
             except RuntimeError as error:  # maybe on this rank alone
                 self._store.refuse(step, CheckpointError(str(error)))
-            progress = {**progress, "trained": self._prepared.trained()}
+            progress = {**progress, "trained": self._prepared.trained(), "data_size": self._group.data_size}
             self._store.save(step, {**shared, "progress": progress}, rank_state, block=block, compared=compared)
         self.saved = step
 
@@ -226,13 +226,20 @@ class Checkpointing:
             if name != "progress":
                 thing = self._prepared.stateful()[name]
                 load(name, thing, _filled(again, name, thing))
-        self.load_rank_state(again)
+        self.load_rank_state(dataclasses.replace(found, rank_state=again.rank_state))
+
+    def has_same_ranks(self, found: Checkpoint) -> bool:
+        """Whether as many ranks have taken a checkpoint, and as many of them had other data and random numbers."""
+        data_size = found.shared_state["progress"].get("data_size", found.world_size)  # older ones do not have it
+        return (found.world_size, data_size) == (self._group.world_size, self._group.data_size)
 
     def load_rank_state(self, found: Checkpoint) -> None:
         """Load this rank's own states; with another number of ranks, those that `reshard` returns."""
         parts, rank, world_size = self._prepared.rank_parts(), self._group.rank, self._group.world_size
+        same_ranks = self.has_same_ranks(found)
         if found.rank_state is not None and found.world_size == world_size:
-            set_random_states(found.rank_state)
+            if same_ranks:
+                set_random_states(found.rank_state)
             states = [found.rank_state]
         elif any(part.is_users for part in parts.values()):
             assert self._store is not None
@@ -243,7 +250,7 @@ class Checkpointing:
         for name, part in parts.items():
             saved = [state["parts"][name] for state in states if name in state.get("parts", {})]
             if len(saved) == len(states):
-                if found.world_size == world_size:
+                if same_ranks or (part.is_users and found.world_size == world_size):
                     part.thing.load_state_dict(saved[0])
                 elif part.is_users:
                     part.thing.load_state_dict(_resharded(name, part, saved, rank, world_size))

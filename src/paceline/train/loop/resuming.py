@@ -140,9 +140,11 @@ class Resuming:
             number: [feed.loader.mark_of(state) for feed, state in zip(feeds, states, strict=False)]
             for number, states in progress["looks"].items()
         }
-        self._passes.resume(progress["place"], looks, same_ranks=found.world_size == self._group.world_size)
+        self._passes.resume(progress["place"], looks, same_ranks=self._checkpoints.has_same_ranks(found))
         if self._passes.target is not None:
-            self._near = dataclasses.replace(found, shared_state=dict.fromkeys(found.shared_state))
+            self._near = dataclasses.replace(
+                found, shared_state={**dict.fromkeys(found.shared_state), "progress": progress}
+            )
             self._passes.set_random()
         self._epochs.reach()
         self._found = None

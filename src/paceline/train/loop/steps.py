@@ -46,7 +46,8 @@ _UNSEEN = (
 )
 _REPEATS = (
     "run.steps begins with its first item again, and trains on items once more: the checkpoint is of another number of "
-    "ranks, with which items that are no sequence may be others; iterate run.dataloader to use each sample once"
+    "ranks, or of other groups of them that share data, with which items that are no sequence may be others; iterate "
+    "run.dataloader to use each sample once"
 )
 _LEFT = (
     "this iteration of a training loader is over, since the loader was iterated anew, or an epoch of run.epochs has "
