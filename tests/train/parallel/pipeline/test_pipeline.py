@@ -221,6 +221,31 @@ def dropped() -> float:
         return float(run.pipeline_step((torch.ones(1, 4000), None), lambda r, _: (r != 0).float().mean() + 0 * r.sum()))
 
 
+class Centred(torch.nn.Linear):
+    """Assigns its buffer anew in each pass."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("centre", torch.full((4,), start))
+
+    def forward(self, x: Any) -> Any:
+        self.centre = self.centre + 1
+        return super().forward(x)
+
+
+def centres() -> list[float]:
+    with paceline.init(seed=1) as run:
+        model: Any = torch.nn.Sequential(Centred(10.0), Centred(20.0))
+        run.setup(model, strategy=paceline.Strategy(pipeline=2, microbatches=1))
+        for x in run.dataloader([torch.ones(4)] * 2, global_batch_size=2):
+            run.pipeline_step((x, None), lambda result, _: result.mean())
+        return [float(block.centre[0]) for block in model if not block.centre.is_meta]
+
+
+def test_a_buffer_that_a_block_assigns_anew_stays_its_own() -> None:
+    assert launch(centres, (), 2) == [[11.0], [21.0]]
+
+
 def test_a_checkpoint_is_equal_to_the_bit_whatever_the_stages(tmp_path: Path) -> None:
     starts: list[tuple[int, Options]] = [
         (4, {"pipeline": 2}), (1, {}), (3, {"pipeline": 3}), (2, {"shard": True}), (2, {"pipeline": 2}), (2, {}),

@@ -96,6 +96,7 @@ class PipelineModel(Model):
         parts = divide(sizes, count)
         self.stages = stages = Stages(group, count)
         own = parts[stages.index]
+        self._in_blocks = tuple(f"{prefix}." for prefix in units)
         if group.is_main:
             rest = sum(p.numel() for p in module.parameters()) - sum(sizes)
             blocks = ", ".join(f"{len(part)}" for part in parts)
@@ -382,13 +383,14 @@ class PipelineModel(Model):
 
     def share_buffers(self) -> None:
         """Copy the buffers of the first pipeline to all ranks."""
-        stages = self.stages
+        stages, named = self.stages, [*self.module.named_buffers(remove_duplicate=False)]
         with self._group.guard:
-            own = [b for b in self.module.buffers() if stages.has_one(b) and not b.is_meta]
             if len(stages.replicas) > 1:
+                own = [b for name, b in named if name.startswith(self._in_blocks) and not b.is_meta]
                 broadcast(own, stages.replicas[0], stages.replica_group)
-            # Beside the blocks, only the last stage computes also what is behind them.
-            broadcast([b for b in self.module.buffers() if not stages.has_one(b)], stages.count - 1)
+            # Beside the blocks, only the last stage computes also what is behind them. A forward pass may assign new
+            # tensors, so the names tell which these are.
+            broadcast([b for name, b in named if not name.startswith(self._in_blocks)], stages.count - 1)
 
     @property
     def sent(self) -> int:
