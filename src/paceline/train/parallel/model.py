@@ -382,6 +382,10 @@ class Model:
         """All gradients so far."""
         return [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
 
+    def not_exchanged(self) -> list[torch.Tensor]:
+        """Gradients of an accumulation that are not in `grad` of its parameters yet."""
+        return []
+
     def check_inputs(self, inputs: set[int]) -> bool:
         """Whether a backward for these tensors, given by their ids, gives gradients of this model."""
         given = [id(parameter) in inputs for _, parameter in self._trained]

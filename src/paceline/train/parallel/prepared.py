@@ -624,15 +624,11 @@ class Prepared:
 
     def has_gradients(self) -> bool:
         """Whether a parameter of some optimizer has a gradient other than zero; on a GPU, waits for it."""
-        gradients = [
-            p.grad
-            for optimizer in self._all_optimizers()
-            for param_group in optimizer.param_groups
-            for p in param_group["params"]
-            if p.grad is not None
-        ]
+        parameters = [p for optimizer in self._all_optimizers() for _, p in _named(optimizer)]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients += [gradient for model in self._models for gradient in model.not_exchanged()]
         here = any(bool((g._values() if g.is_sparse else g).any()) for g in local_tensors(gradients))
-        if self.stages or any(map(is_dtensor, gradients)):
+        if self.stages or any(map(is_dtensor, parameters)):  # of which ranks may have other gradients
             return bool(self._group.all_reduce(float(here), "max"))
         return here
 

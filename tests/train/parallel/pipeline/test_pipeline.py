@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import io
@@ -187,6 +188,21 @@ def test_a_model_in_stages_trains_as_a_whole_one_does() -> None:
             ]
             torch.testing.assert_close(*floats, rtol=0, atol=2e-5, msg=kind)
             torch.testing.assert_close(together[1], optimizer, rtol=0, atol=2e-5, msg=kind)
+
+
+def accumulated() -> list[bool]:
+    with paceline.init(seed=1) as run:
+        model: Any = run.setup(Net(), strategy=paceline.Strategy(pipeline=2))
+        for together in (model.no_sync(), contextlib.nullcontext()):
+            with together:
+                run.pipeline_step(
+                    (torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)), functional.cross_entropy
+                )
+        return [p.grad is not None for p in model.parameters() if not p.is_meta]
+
+
+def test_stages_accumulate_by_hand() -> None:
+    assert all(map(all, launch(accumulated, (), 2)))
 
 
 def test_losses_are_weighted_as_for_a_whole_batch() -> None:

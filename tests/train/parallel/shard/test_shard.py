@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -247,6 +248,28 @@ def test_no_folder_must_be_shared(tmp_path: Path) -> None:
 
 
 # -- what a script may do ----------------------------------------------------------------------------------------------
+
+
+def by_hand(folder: Path, has_whole: bool) -> None:
+    with paceline.init(checkpoint_dir=folder, checkpoint_every=1, keep=9) as run:
+        model: Any = build()
+        model.scale.requires_grad_(has_whole)  # it is not divided
+        model = run.setup(model, strategy=paceline.Strategy(shard=True))
+        optimizer = run.setup(torch.optim.SGD(model.parameters(), 0.1))
+        x = torch.arange(CLASSES)
+        for number in run.steps(range(4)):
+            with model.no_sync() if number % 2 == 0 else contextlib.nullcontext():
+                run.backward(functional.cross_entropy(model(x), x))
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def test_a_checkpoint_waits_for_gradients_that_are_accumulated_by_hand(tmp_path: Path) -> None:
+    folders = [tmp_path / "divided", tmp_path / "whole too"]
+    launch_each(by_hand, [(folder, folder is folders[1]) for folder in folders], 2)
+    for folder in folders:
+        assert sorted(each.name for each in folder.glob("step-*")) == ["step-000002", "step-000004"]
 
 
 def may_do(_: None) -> list[str]:

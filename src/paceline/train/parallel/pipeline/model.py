@@ -60,7 +60,7 @@ class PipelineModel(Model):
     ) -> None:
         self._is_divided = False
         self._steps = 0  # that were compared
-        self._is_last = True
+        self._is_last = self._has_exchanged = True  # the next step, and the last one
         self._settled: set[int] = set()
         self._hooked: set[int] = set()
         super().__init__(module, group, strategy, look, built)
@@ -276,6 +276,7 @@ class PipelineModel(Model):
         if self._steps == 1:
             self._warn_of_kept()
         computed()
+        self._has_exchanged = self._is_last
         if self._is_last:
             self._exchange_gradients()
         dist.broadcast(total, stages.ranks[-1], group=stages.forward)
@@ -378,7 +379,7 @@ class PipelineModel(Model):
         """Check that the exchange of the gradients of a step is complete, if there are any."""
         super().check_gradients(complete, again)
         self.has_gradients = False
-        if complete and not self._may_be_unused:
+        if complete and self._has_exchanged and not self._may_be_unused:
             self._check_unused()
 
     def share_buffers(self) -> None:

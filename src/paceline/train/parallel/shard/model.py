@@ -65,6 +65,7 @@ class ShardedModel(Model):
     ) -> None:
         self._is_sharded = self._was_cut = self._is_repeating = False
         self._is_last = True  # what torch begins with
+        self._has_exchanged = True  # the last backward
         self._compared = 0
         self._together: dist.ProcessGroup | None = None  # the ranks that compute layers together
         self._by_script: dist.ProcessGroup | None = None  # the same, where the script has divided these
@@ -265,7 +266,7 @@ class ShardedModel(Model):
         return result
 
     def _backward_begins(self, _: torch.Tensor) -> None:
-        self.has_gradients = True
+        self.has_gradients, self._has_exchanged = True, self._is_last
 
     def cut(self) -> None:
         """Note that an error has ended a pass."""
@@ -314,7 +315,11 @@ class ShardedModel(Model):
     def gradients(self) -> list[torch.Tensor]:
         """All gradients so far, also those that are not exchanged yet."""
         here = [parameter.grad for _, parameter in self._trained if parameter.grad is not None]
-        return [*here, *_accumulated(self.module)]  # the module may have its gathered parameters now
+        return [*here, *self.not_exchanged()]  # the module may have its gathered parameters now
+
+    def not_exchanged(self) -> list[torch.Tensor]:
+        """Gradients of an accumulation that are not in `grad` of its parameters yet."""
+        return list(_accumulated(self.module))
 
     def check_inputs(self, inputs: set[int]) -> bool:
         """Whether a backward for these tensors, given by their ids, gives gradients of this model."""
@@ -326,7 +331,7 @@ class ShardedModel(Model):
         """Check that the exchange of the gradients of a backward is complete, if there are any."""
         super().check_gradients(complete, again)
         self.has_gradients = False
-        if complete and not self._may_be_unused:
+        if complete and self._has_exchanged and not self._may_be_unused:
             self._check_unused()
 
     @property
