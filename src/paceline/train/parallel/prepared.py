@@ -384,6 +384,7 @@ class Prepared:
             if _ids(param_group) in self._restored:  # the script adds it again in the epoch that is resumed
                 return
             add(param_group)
+            self._shard_state(optimizer, self._strategies[self.optimizers.index(optimizer)])
             self.adopt()
             if optimizer in self._waiting:
                 self._load_group(optimizer)

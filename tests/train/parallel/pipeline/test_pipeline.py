@@ -280,6 +280,27 @@ def test_a_checkpoint_is_equal_to_the_bit_whatever_the_stages(tmp_path: Path) ->
             last = None
 
 
+def grown(folder: Path) -> dict[str, Any]:
+    with paceline.init(seed=1, checkpoint_dir=folder, checkpoint_every=1) as run:
+        model: Any = run.setup(Net(), strategy=paceline.Strategy(pipeline=2))
+        optimizer = run.setup(torch.optim.SGD([model.norm.weight], 0.1, momentum=0.9))
+        optimizer.add_param_group({"params": [*model.blocks.parameters()]})
+        loader = run.dataloader(samples()[:4], global_batch_size=4)
+        for _ in run.epochs(1):
+            for batch in loader:
+                run.pipeline_step(batch, functional.cross_entropy)
+                optimizer.step()
+                optimizer.zero_grad()
+        names = {p: name for name, p in model.named_parameters()}
+        return {names[p]: kept["momentum_buffer"] for p, kept in optimizer.state.items()}
+
+
+def test_the_state_of_blocks_that_an_optimizer_gets_later_is_in_checkpoints(tmp_path: Path) -> None:
+    trained_once, resumed = launch(grown, (tmp_path,), 2), launch(grown, (tmp_path,), 2)
+    assert {name.split(".")[1] for name in merged(trained_once) if "blocks" in name} == {*"01234"}
+    torch.testing.assert_close(resumed, trained_once, rtol=0, atol=0)
+
+
 # -- what cannot be done -----------------------------------------------------------------------------------------------
 
 
