@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import resource
 import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +21,7 @@ from tests.journals import events
 from paceline.backends.local import at_hand
 from paceline.node.errors import Refused
 from paceline.node.machine import devices
+from paceline.node.ranks.seed import Child
 from paceline.node.warm import folder, imports, leave, start
 
 if TYPE_CHECKING:
@@ -495,6 +499,34 @@ def test_one_lock(tmp_path: Path) -> None:
     assert other is not None
     os.close(held)
     os.close(other)
+
+
+def test_processes_with_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the agent has that coordinates a job of many nodes."""
+    open_pid, limits = os.pidfd_open, resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with socket.socket(fileno=_high(ours.detach())) as connection, theirs:
+            agent = start.WarmAgent(0, connection)
+            assert agent.poll() is None
+            theirs.close()
+            assert agent.poll() == -signal.SIGKILL
+        monkeypatch.setattr(os, "pidfd_open", lambda pid: _high(open_pid(pid)))
+        child = Child(os.posix_spawnp("sleep", ["sleep", "60"], os.environ))
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(0.01)
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def _high(descriptor: int) -> int:
+    """The same file with a number that `select` does not know."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 1024)
+    os.close(descriptor)
+    return moved
 
 
 # A container is nobody's own machine, and tests may run in one.

@@ -44,7 +44,9 @@ class Child:
         if self.poll() is None:
             watched = os.pidfd_open(self.pid)
             try:
-                select.select([watched], [], [], timeout)
+                poll = select.poll()  # `select` knows no descriptor above 1023
+                poll.register(watched, select.POLLIN)
+                poll.poll(None if timeout is None else timeout * 1000)
             finally:
                 os.close(watched)
         code = self.poll()

@@ -33,8 +33,11 @@ class WarmAgent:
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
-        if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
-            self.wait()
+        if self.returncode is None:
+            poll = select.poll()  # `select` knows no descriptor above 1023
+            poll.register(self._connection, select.POLLIN)
+            if poll.poll(0):
+                self.wait()
         return self.returncode
 
     def wait(self) -> int:
