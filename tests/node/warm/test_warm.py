@@ -501,6 +501,22 @@ def test_one_lock(tmp_path: Path) -> None:
     os.close(other)
 
 
+def test_the_socket_of_a_server_that_begins_is_not_removed(tmp_path: Path) -> None:
+    """It refuses connections until it listens, as that of a killed server does."""
+    held = folder.locked(tmp_path, "key")
+    assert held is not None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(str(tmp_path / "key.sock"))
+        assert folder.connect(tmp_path, "key", 60) is None
+        assert folder.keys(tmp_path) == ["key"]
+    os.close(held)
+    assert folder.connect(tmp_path, "key", 60) is None
+    assert folder.keys(tmp_path) == [], "it is gone"
+    free = folder.locked(tmp_path, "key")
+    assert free is not None
+    os.close(free)
+
+
 def test_processes_with_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the agent has that coordinates a job of many nodes."""
     open_pid, limits = os.pidfd_open, resource.getrlimit(resource.RLIMIT_NOFILE)

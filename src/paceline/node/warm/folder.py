@@ -104,9 +104,14 @@ def connect(path: Path, key: str, seconds: float) -> socket.socket | None:
             connection.connect(address)
         if peer_of(connection)[1] == os.geteuid():
             return connection
-    except ConnectionRefusedError:  # it was killed
+    except ConnectionRefusedError:  # it was killed; or it begins, and holds its lock
         with contextlib.suppress(OSError):
-            (path / f"{key}{_SOCKET}").unlink()
+            lock = locked(path, key)
+            if lock is not None:
+                try:
+                    (path / f"{key}{_SOCKET}").unlink()
+                finally:
+                    os.close(lock)
     except OSError:
         pass
     connection.close()
