@@ -72,9 +72,15 @@ _LOSS = "_paceline_loss"  # attribute of a scaled loss
 class Stepping:
     """The steps of an optimizer, as far as a GradScaler must know of them."""
 
-    def __init__(self, group: Group, is_accumulating: Callable[[], bool], stepped: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        is_accumulating: Callable[[], bool],
+        is_divided: Callable[[], bool],
+        stepped: Callable[[bool], None],
+    ) -> None:
         self.group = group
-        self.is_accumulating = is_accumulating
+        self.is_accumulating, self.is_divided = is_accumulating, is_divided
         self.taken = 0
         self._stepped = stepped
 
@@ -149,7 +155,7 @@ def _unscale(original: Callable[..., None]) -> Callable[..., None]:
         if self.is_enabled() and _waits(self, optimizer):
             return
         stepping: Stepping | None = getattr(optimizer, _STEPPING, None)
-        if stepping is None or not (self.is_enabled() and _is_sharded(optimizer)):
+        if stepping is None or not (self.is_enabled() and stepping.is_divided()):
             original(self, optimizer)
             return
         self.scale(torch.zeros((), device=stepping.group.device))  # a rank without the loss has scaled nothing so far
@@ -171,11 +177,6 @@ def _unscale(original: Callable[..., None]) -> Callable[..., None]:
     return unscale_
 
 
-def _is_sharded(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the ranks have different gradients: parts of them, or those of other parameters."""
-    return any(is_dtensor(p) or p.is_meta for group in optimizer.param_groups for p in group["params"])
-
-
 def _part_of(parameter: torch.Tensor) -> torch.Tensor:
     """This rank's part of a parameter, with that of its gradient; a whole parameter is returned itself."""
     if not is_dtensor(parameter):
@@ -194,7 +195,7 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
         if _waits(self, optimizer):
             return None
         before = stepping.taken if stepping is not None else 0
-        if stepping is not None and _is_sharded(optimizer) and not _is_unscaled(self, optimizer):
+        if stepping is not None and stepping.is_divided() and not _is_unscaled(self, optimizer):
             self.unscale_(optimizer)
         result = original(self, optimizer, *args, **kwargs)
         if stepping is not None and stepping.taken == before:
@@ -239,6 +240,7 @@ def prepare_optimizer(
     strategy: Strategy,
     *,
     is_accumulating: Callable[[], bool],
+    is_divided: Callable[[], bool],
     reduced_loss: Callable[[Any], Any],
     stepped: Callable[[bool], None],
 ) -> None:
@@ -249,11 +251,11 @@ def prepare_optimizer(
             f"lr_scaling={scaling!r} does not reach the scheduler that was made with {type(optimizer).__name__} "
             "before run.setup; make the scheduler after it"
         )
-    is_sharded = optimizer.state and _is_sharded(optimizer)
-    if group.world_size > 1 and not is_sharded:
-        state = group.broadcast_object(optimizer.state_dict() if group.is_main else None)
-        if state is not None:
-            optimizer.load_state_dict(state)
+    if group.world_size > 1:
+        state = optimizer.state_dict()
+        shared = {"param_groups": state["param_groups"]} if is_divided() else state
+        # Also what each rank has is loaded, so that it keeps its part of that.
+        optimizer.load_state_dict({**state, **group.broadcast_object(shared)})
     factor = strategy.learning_rate_factor(group.data_size)
     for param_group in optimizer.param_groups if factor != 1 else ():
         for name in ("lr", "initial_lr"):  # a loaded state may have the latter, for a scheduler to continue from
@@ -261,7 +263,7 @@ def prepare_optimizer(
                 param_group[name] = param_group[name] * factor
     if group.world_size > 1:  # an optimizer that uses its loss must get the same on all ranks
         optimizer.register_step_pre_hook(functools.partial(_with_reduced_loss, reduced_loss))
-    stepping = Stepping(group, is_accumulating, stepped)
+    stepping = Stepping(group, is_accumulating, is_divided, stepped)
     optimizer.register_step_post_hook(lambda *_: None if only_makes_state() else stepping.done())
     attach(optimizer, stepping)
     if strategy.accumulate > 1:

@@ -202,6 +202,7 @@ class Prepared:
                 self._group,
                 strategy,
                 is_accumulating=lambda: loop.is_accumulating(every),
+                is_divided=lambda: self._is_divided(thing),
                 reduced_loss=self._reduced_loss,
                 stepped=stepped,
             )
@@ -338,6 +339,10 @@ class Prepared:
                 spread_optimizer(optimizer)
             optimizer.register_load_state_dict_post_hook(spread_optimizer)
         return is_sharded
+
+    def _is_divided(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether ranks have different gradients: parts of them, or those of other parameters; the same on all."""
+        return any(is_dtensor(p) or not self.is_on_all(p) for _, p in _named(optimizer))
 
     def _renew(self, optimizer: torch.optim.Optimizer) -> bool:
         """Let an optimizer that was made before its model was set up train what its parameters have become."""

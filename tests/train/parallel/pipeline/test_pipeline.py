@@ -301,6 +301,31 @@ def test_the_state_of_blocks_that_an_optimizer_gets_later_is_in_checkpoints(tmp_
     torch.testing.assert_close(resumed, trained_once, rtol=0, atol=0)
 
 
+def begun(options: Options) -> Any:
+    """Step once before `setup`, and once behind it, by a scaler; one of the optimizers has blocks of one stage only."""
+    with paceline.init(seed=1) as run:
+        model: Any = Net().eval()
+        last = [*model.blocks[4].parameters()]
+        rest = [p for p in model.parameters() if all(p is not each for each in last)]
+        optimizers: list[Any] = [torch.optim.SGD(each, 0.1, momentum=0.9) for each in (last, rest)]
+        words = torch.arange(20).reshape(4, 5) % CLASSES
+        functional.cross_entropy(model(words), words[:, 0]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        run.setup(model, *optimizers, strategy=paceline.Strategy(**options))
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        run.pipeline_step((words, words[:, 0]), lambda r, y: scaler.scale(functional.cross_entropy(r, y)))
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        return held(model.state_dict())
+
+
+def test_optimizers_of_one_stage_alone_and_those_that_have_a_state_already() -> None:
+    torch.testing.assert_close(merged(launch(begun, ({"pipeline": 2},), 2)), dict(begun({})), rtol=0, atol=2e-5)
+
+
 # -- what cannot be done -----------------------------------------------------------------------------------------------
 
 

@@ -250,6 +250,26 @@ def test_no_folder_must_be_shared(tmp_path: Path) -> None:
 # -- what a script may do ----------------------------------------------------------------------------------------------
 
 
+def begun(shard: bool) -> Any:
+    """Step once before `setup`, and once behind it."""
+    with paceline.init() as run:
+        model: Any = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        x = torch.arange(CLASSES)
+        for backward in (torch.Tensor.backward, run.backward):
+            if backward is not torch.Tensor.backward:
+                model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(shard=shard))
+            backward(functional.cross_entropy(model(x), x))
+            optimizer.step()
+            optimizer.zero_grad()
+        return whole(model.state_dict())
+
+
+def test_an_optimizer_may_have_a_state_before_it_is_set_up() -> None:
+    for state in launch(begun, (True,), 2):
+        torch.testing.assert_close(state, begun(shard=False))
+
+
 def by_hand(folder: Path, has_whole: bool) -> None:
     with paceline.init(checkpoint_dir=folder, checkpoint_every=1, keep=9) as run:
         model: Any = build()
