@@ -119,7 +119,14 @@ def test_a_hidden_page_notifies_of_jobs_that_fail(chromium: Browser, server: Ser
         chromium.until("document.hidden")
         submit(paceline, "--name", "unseen", "--framework", "indexed", "script.py")
         chromium.until("shown.length")
-    assert chromium.run("shown") == ["unseen has failed: local\nrank 0: ValueError: 5"]
+        port = server.port
+        server.end()
+        submit(paceline, "--name", "missed", "--framework", "indexed", "script.py")
+        assert paceline("wait", "missed").returncode == 1
+        server.start(port)
+        chromium.until("shown.length > 1")
+    why = "has failed: local\nrank 0: ValueError: 5"
+    assert chromium.run("shown") == [f"unseen {why}", f"missed {why}"]
     chromium.click("header button", "Notifications: on")
     chromium.shows("Notifications: off")
 

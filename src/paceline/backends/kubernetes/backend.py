@@ -450,7 +450,7 @@ class Kubernetes(Backend):
         for name in names:
             if name in there and not self._is_removed(there[name]):
                 see = f"kubectl get {there[name].kind.plural} {name}"
-                notes.append(f"the cluster has not removed job {name} yet; a finalizer may keep it: see {see}")
+                notes.append(f"the cluster still removes job {name}; a finalizer may keep it: see {see}")
             else:
                 forget(self.name, name)
         return notes

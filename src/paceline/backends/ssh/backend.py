@@ -27,7 +27,7 @@ from .jobs import RemoteJobs
 from .target import Hosts, Options, left_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paceline.backends.base import ImageLook, Installer, JobExport, Listing, LogLines, LogQuery, ProgressReporter
     from paceline.backends.check.report import Survey
@@ -192,9 +192,8 @@ class Ssh(Backend):
     def contents(self, names: Sequence[str]) -> Mapping[str, Contents]:
         """What `delete` would remove of these jobs on the hosts that answer; each may have a part of a checkpoint."""
         hosts = {name: self._jobs.hosts_of(name) for name in names}
-        answers, _ = self._hosts.ask(
-            _distinct(hosts.values()), lambda host: {"do": "contents", "names": _on(host, hosts)}
-        )
+        names_on = _names_on(hosts)
+        answers, _ = self._hosts.ask(list(names_on), lambda host: {"do": "contents", "names": names_on[host]})
         found: dict[str, Contents] = {}
         for answer in answers.values():
             for name, there in answer["contents"].items():
@@ -330,7 +329,8 @@ class Ssh(Backend):
     ) -> Mapping[str, str]:
         """Send an order for jobs to all their hosts that answer; returns why others did not get it."""
         hosts = {name: self._jobs.to_change(name).all for name in names}
-        answers, failed = self._hosts.ask(_distinct(hosts.values()), lambda host: request(_on(host, hosts)))
+        names_on = _names_on(hosts)
+        answers, failed = self._hosts.ask(list(names_on), lambda host: request(names_on[host]))
         for error in failed.values():
             if not answers or not isinstance(error, Unreachable):
                 raise error
@@ -357,7 +357,8 @@ class Ssh(Backend):
                 raise UserError(f"job {name} has not ended on {unended}; end it there with {at_once}")
         hosts = {name: self._jobs.to_change(name).hosts for name in names}
         if names:
-            self._hosts.answers(_distinct(hosts.values()), lambda host: {"do": "delete", "names": _on(host, hosts)})
+            names_on = _names_on(hosts)
+            self._hosts.answers(list(names_on), lambda host: {"do": "delete", "names": names_on[host]})
         notes = []
         for name in names:
             if silent := self._jobs.submitted_to(name, self._hosts.unreachable):
@@ -423,14 +424,13 @@ def _servers(answers: Mapping[Host, Answer]) -> list[WarmServer]:
     return [WarmServer(host.name, **each) for host, answer in answers.items() for each in answer["servers"]]
 
 
-def _distinct(groups: Iterable[Sequence[Host]]) -> list[Host]:
-    """All hosts of some groups, each once."""
-    return list(dict.fromkeys(host for group in groups for host in group))
-
-
-def _on(host: Host, hosts: Mapping[str, Sequence[Host]]) -> list[str]:
-    """The jobs on a host; another job of the name of one of the others may be there, too."""
-    return [name for name, those in hosts.items() if host in those]
+def _names_on(hosts: Mapping[str, Sequence[Host]]) -> dict[Host, list[str]]:
+    """The jobs on each of their hosts; another job of the name of one of the others may be there, too."""
+    found: dict[Host, list[str]] = {}
+    for name, those in hosts.items():
+        for host in dict.fromkeys(those):
+            found.setdefault(host, []).append(name)
+    return found
 
 
 def _silent(host: Host) -> Node:

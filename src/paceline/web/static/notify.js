@@ -1,5 +1,5 @@
 // Notifications of the browser while nobody sees the page: a job has ended, has failed, or hangs.
-import { get, listen, pathOf } from "./api.js";
+import { get, listen, onSeen, pathOf, query } from "./api.js";
 import { t } from "./i18n.js";
 import { html, useState } from "./ui.js";
 
@@ -7,6 +7,8 @@ const KEY = "paceline.notifications";
 const isPossible = "Notification" in window && window.isSecureContext; // else browsers have none, or refuse them
 const began = Date.now();
 const told = new Map(); // job → what was told of it last
+let hiddenSince = began;
+onSeen(() => { if (document.hidden) hiddenSince = Date.now(); });
 
 export const isWanted = () => isPossible && Notification.permission === "granted" && localStorage.getItem(KEY) === "on";
 
@@ -35,7 +37,14 @@ async function look([target, name]) {
   if (event && document.hidden) show(event, view.job);
 }
 
-export const notify = () => listen((changed) => { if (isWanted() && document.hidden) (changed ?? []).forEach(look); });
+// The jobs that may have ended or hung while the server did not tell which: after a reconnection, or many changes.
+async function anyOf() {
+  const { jobs } = await get(`/api/jobs?${query({ limit: 500, fields: "name,backend,finished,hangs" })}`).catch(() => ({ jobs: [] }));
+  return jobs.filter(({ finished, hangs }) => hangs || Date.parse(finished) >= hiddenSince).map(({ backend, name }) => [backend, name]);
+}
+
+export const notify = () =>
+  listen(async (changed) => { if (isWanted() && document.hidden) (changed ?? (await anyOf())).forEach(look); });
 
 // Asks the user for the permission, which browsers grant only to whoever has clicked.
 export function Notifications() {
