@@ -183,9 +183,11 @@ class Stages:
         for number, kept in state["state"].items():
             stage = self._of.get(id(parameters[number]))
             if stage is not None:
-                shape = parameters[number].shape
+                dimensions = min(parameters[number].dim(), 1)  # a number, as that of steps, is the same on all ranks
                 state["state"][number] = {
-                    name: self._marked(each, stage) if isinstance(each, torch.Tensor) and each.shape == shape else each
+                    name: self._marked(each, stage)
+                    if isinstance(each, torch.Tensor) and each.dim() >= dimensions
+                    else each
                     for name, each in kept.items()
                 }
 
