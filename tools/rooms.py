@@ -43,7 +43,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/node/planning": 730,
     "paceline/node/ranks": 2035,
     "paceline/node/ranks/rehearsal": 685,
-    "paceline/node/rendezvous": 1540,
+    "paceline/node/rendezvous": 1545,
     "paceline/node/store": 1475,
     "paceline/node/telemetry": 695,
     "paceline/node/warm": 825,

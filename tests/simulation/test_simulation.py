@@ -127,6 +127,10 @@ FOUND = {
         925812, "elastic", nodes=4, grace=2.0, latency=0.4, spread=6.0,
         faults=(Fault(13.46, "one way", 1, 52.6), Fault(30.09, "off", 2, 34.4)),
     ),
+    "a coordinator that was off went on with a node that had agreed to the next attempt of the others": Schedule(
+        456460, "elastic", nodes=4, restarts=0, grace=8.0, latency=0.1, spread=2.0,
+        faults=(Fault(15.49, "off", 0, 69.8), Fault(36.8, "off", 2, 27.9)),
+    ),
     "ranks of a node that was cut off still ran when those went on that had lost their coordinator": Schedule(
         880026, "elastic", nodes=4, restarts=2, grace=25.0, latency=0.1, spread=6.0, obeys=False,
         faults=(Fault(10.05, "split", 1, 59.4), Fault(11.95, "kill")),

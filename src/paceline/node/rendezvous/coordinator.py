@@ -395,9 +395,15 @@ class Coordinator:
 
     def _adopt(self, stored: StandingRecord | None) -> None:
         """Adopt the standing of a node that has lost its coordinator, if it is the newest one."""
-        if stored is None or self.has_started:
+        if stored is None:
             return
         theirs, ours = Standing.from_dict(stored), self.standing
+        if (
+            self.has_started
+        ):  # others may have gone on meanwhile, with an attempt that this coordinator has not proposed
+            if ours is not None and theirs.attempt > ours.attempt and theirs.asked[-1].leader != self.members[0].id:
+                self.standing = theirs
+            return
         self.restarts = max(self.restarts, theirs.restarts)
         self.began = min(self.began, theirs.began)
         if ours is None or (theirs.attempt, theirs.agreed) > (ours.attempt, ours.agreed):
@@ -619,7 +625,7 @@ class Coordinator:
             return self._finish("STOPPED", 128 + stops[0], [])
         self._gone.clear()
         self.preempted = self.final = False
-        self.attempt += 1
+        self.attempt = max(self.attempt, self.standing.attempt if self.standing is not None else 0) + 1
         self.phase = GATHERING
         self._next = failures
         outbox = self._dismiss([member for member in participants if member.leaves and member is not self.members[0]])
