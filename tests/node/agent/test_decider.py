@@ -513,6 +513,14 @@ def test_whatever_happens_an_agent_ends_or_waits_for_something(
             assert decide(ended, event, world.view(), world.now) == (ended, []), "it is over"
 
 
+def test_a_hang_that_is_over_is_no_longer_waited_for() -> None:
+    one = World(node(hang_after=60.0)).runs()
+    one.hears("hung", hang={"seconds": 60.0, "line": "no rank works", "places": [{"ranks": [0]}]})
+    assert one.status["waiting"] == {"problem": "it hangs: no rank works"}
+    one.hears("hung", hang=None)
+    assert one.status["waiting"] is None
+
+
 def test_signals_that_ask_to_leave() -> None:
     one = World(node(nodes=2, least=1)).runs()
     one.happens({"on": "signal", "signal": LEAVE})

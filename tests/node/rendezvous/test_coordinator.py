@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.node.watching.test_hang import stand
 
 from paceline.contract import RESUME_CODE
 from paceline.contract.records import Failure
@@ -249,6 +250,29 @@ def test_when_all_are_told_to_go_all_go() -> None:
     coordinator.receive(1, STOPPED)
     outbox = coordinator.receive(0, STOPPED)
     assert (done(outbox, 0), done(outbox, 1), coordinator.members) == (["finish"], ["finish"], {})
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("end", [[], [stand(0, {}, idle=1.0)]], ids=["its ranks go on", "a rank works"])
+def test_a_hang_that_is_over_is_taken_back_and_the_next_one_is_said(nodes: int, end: list[Any]) -> None:
+    coordinator = Coordinator(nodes, nodes, 0)
+    for peer in range(nodes):
+        coordinator.receive(peer, join(nodes, peer))
+    for peer in range(nodes):
+        coordinator.receive(peer, {"do": "ready"})
+
+    def says(peer: int, stands: list[Any]) -> list[Any]:
+        outbox = coordinator.receive(peer, {"do": "stands", "after": 60.0, "stands": stands})
+        assert [(to, message["do"]) for to, message in outbox] in ([], [(to, "hung") for to in range(nodes)])
+        return [message["hang"] and message["hang"]["kind"] for _, message in outbox[:1]]
+
+    for peer in range(1, nodes):
+        assert says(peer, [stand(peer, {})]) == []
+    for _ in range(2):
+        assert says(0, [stand(0, {})]) == ["idle"]
+        assert says(0, [stand(0, {})]) == []
+        assert says(0, end) == [None]
+        assert says(0, end) == []
 
 
 def test_culprit_is_the_first_that_is_no_mere_symptom() -> None:

@@ -307,8 +307,12 @@ class _Step(Attempt):
             self.send({"do": "stands", "after": self.spec.hang_after, "stands": event["stands"]})
 
     def hang(self, message: Hung) -> None:
-        """The ranks of the job hang; it may be a failure, of the node that keeps the others waiting."""
+        """The ranks of the job hang, or no more; it may be a failure, of the node that keeps the others waiting."""
         found = message["hang"]
+        if found is None:
+            if self.status["state"] == "RUNNING":
+                self.write(waiting=None)
+            return
         why = f"for {found['seconds']:.0f} s {found['line']}"
         self.write({"event": "hang", "why": why, "hang": found}, waiting={"problem": f"it hangs: {found['line']}"})
         first = found["places"][0]["ranks"][0]

@@ -33,7 +33,8 @@ Pure state: messages in, messages out. `links` sends and receives them, `message
                          {"do": "halt", "signal", "save", "grace", "gone"}   stop your ranks; signal 0 if none asked
                                                                      for it, "save" lets them save their state first,
                                                                      "gone" has the first loss of a node, if any
-                         {"do": "hung", "hang"}                      some ranks keep the others waiting
+                         {"do": "hung", "hang"}                      some ranks keep the others waiting; or none do any
+                                                                     more: "hang" is null
                          {"do": "restart", "attempt", "restarts", "failure", "others", "why", "nodes"}
                                                                      sent before the next "start"
                          {"do": "wait", "why", "failure", "others"}  too few nodes are left: others must join
@@ -149,7 +150,7 @@ class Coordinator:
         self._silent: set[int] = set()  # lost ones of them whose ranks may still run
         self._has_symptom = False
         self._saves = False  # the ranks were asked to save their state and end: nodes come or go, or it is suspended
-        self._hung: object = None  # the hang of this attempt that was said last
+        self._hung: object = None  # the hang that was said last, while it lasts
         self.standing: Standing | None = None
         self.dead: set[str] = set()
         self._leavers: dict[int, str] = {}  # nodes that were told to leave, and may not know it yet
@@ -238,14 +239,16 @@ class Coordinator:
         return not (self._awaited if goes_on else self._awaited - self._silent)
 
     def _look_for_hang(self, after: float) -> Outbox:
-        """Say, once, that ranks hang, when no rank of any node goes on."""
+        """Say, once, that ranks hang, when no rank of any node goes on; and that they do no more, when one does."""
         nodes = [member for member in self._participants() if not member.done]
-        if self.phase != RUNNING or not all(member.stands for member in nodes):
+        if self.phase != RUNNING:
             return []
-        found = hang.find([stand for member in nodes for stand in member.stands], after)
-        if found is None or self._hung == (found["kind"], found["ranks"], found["collective"]):
+        stands = [stand for member in nodes for stand in member.stands]
+        found = hang.find(stands, after) if all(member.stands for member in nodes) else None
+        said = found and (found["kind"], found["ranks"], found["collective"])
+        if said == self._hung:
             return []
-        self._hung = found["kind"], found["ranks"], found["collective"]
+        self._hung = said
         return self._to_participants({"do": "hung", "hang": found})
 
     def _stop(self, number: int) -> Outbox:

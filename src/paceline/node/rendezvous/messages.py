@@ -87,7 +87,7 @@ class Start(Attempt):
     standing: StandingRecord
 
 
-Hung = TypedDict("Hung", {"do": Literal["hung"], "hang": Hang})
+Hung = TypedDict("Hung", {"do": Literal["hung"], "hang": Optional[Hang]})  # None: it is over
 Halt = TypedDict(
     "Halt", {"do": Literal["halt"], "signal": int, "save": bool, "grace": Optional[float], "gone": list[Failure]}
 )
