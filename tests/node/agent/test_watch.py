@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from paceline.node.agent import watch as watching
 from paceline.node.agent.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import pytest
 
 
 class Timers:
@@ -22,6 +25,61 @@ class Timers:
 
     def after(self, seconds: float, callback: Callable[[], None]) -> None:
         self.set.append(callback)
+
+
+class World:
+    """A rank that hangs after a second, in virtual time; what it knows waits in `asked` until that is called.
+
+    Attributes:
+        numbers: of its collectives.
+        found: what was said of it.
+        times: when it was asked for all that it knows.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.numbers = 1000.0, {"0": 1}
+        self.found: list[list[Any]] = []
+        self.asked: list[Callable[[list[Any]], None]] = []
+        self.times: list[float] = []
+        self._loop: Any = Timers()
+        monkeypatch.setattr(watching, "time", SimpleNamespace(**{**vars(time), "monotonic": lambda: self.now}))
+        monkeypatch.setattr(
+            watching, "question", lambda loop, rank, what, then: then({"numbers": dict(self.numbers), "threads": []})
+        )
+        monkeypatch.setattr(watching, "ask", lambda loop, ranks, activities, then: self._ask(then))
+        telemetry: Any = SimpleNamespace(lately=lambda seconds: {}, known=lambda gpus: {})
+        self._watch = Watch(
+            self._loop, "job", 1.0, self.found.append, lambda: None, unjoined=print, telemetry=telemetry,
+            others=list,
+        )  # fmt: skip
+        self.starts()
+
+    def _ask(self, then: Callable[[list[Any]], None]) -> None:
+        self.times.append(self.now)
+        self.asked.append(then)
+
+    def starts(self) -> None:
+        placement = SimpleNamespace(attempt=0, rank=0, node_rank=0)
+        rank: Any = SimpleNamespace(status=None, pid=os.getpid(), device="", placement=placement)
+        self._loop.set.clear()
+        self._watch.start({0: rank})
+
+    def looks(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.now += 0.25
+            self._loop.set.pop()()
+
+
+def test_ranks_that_stand_still_are_asked_again_as_often_as_is_said_that_a_hang_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    for _ in range(80):
+        world.looks()
+        for then in world.asked:
+            then([{"pid": 1, "still": 1.0}])
+        world.asked.clear()
+    assert max(after - before for before, after in itertools.pairwise(world.times)) <= 1.25
 
 
 def test_a_look_that_fails_is_not_the_last_one(capsys: pytest.CaptureFixture[str]) -> None:

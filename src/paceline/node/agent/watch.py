@@ -184,7 +184,8 @@ class Watch:
                 self._found([])
             return
         shortest = min(self._activities[number].still(now) for number in live)
-        if self._said_at is not None and now - self._said_at < shortest / 4:
+        # Without collectives, ranks stand still since they began, whatever they do.
+        if self._said_at is not None and now - self._said_at < min(shortest / 4, self._after):
             return
         if self._is_asking:
             return

@@ -100,6 +100,7 @@ class _Member:
     or_stop: int = 0  # the signal that stops the job if this node has to leave and cannot
     failures: list[Failure] = field(default_factory=list)
     stands: list[Stand] = field(default_factory=list)  # where its ranks are, while none of them goes on
+    is_news: bool = True  # whether it has said that since it was last looked for a hang
 
     @property
     def id(self) -> str:
@@ -207,7 +208,7 @@ class Coordinator:
             self.preempted, self.final = True, self.final or message["final"]
             return self._halt()
         if message["do"] == "stands":
-            member.stands = message["stands"]
+            member.stands, member.is_news = message["stands"], True
             return self._look_for_hang(message["after"])
         if message["do"] == "stop":
             return self._stop(message["signal"])
@@ -239,12 +240,17 @@ class Coordinator:
         return not (self._awaited if goes_on else self._awaited - self._silent)
 
     def _look_for_hang(self, after: float) -> Outbox:
-        """Say, once, that ranks hang, when no rank of any node goes on; and that they do no more, when one does."""
+        """Say, once, that ranks hang, when no rank of any node goes on; and that they do no more, when one does.
+
+        It looks at the ranks of all nodes once each node has said anew where its ranks are, and not for each of them.
+        """
         nodes = [member for member in self._participants() if not member.done]
-        if self.phase != RUNNING:
+        stand = all(member.stands for member in nodes)
+        if self.phase != RUNNING or (stand and not all(member.is_news for member in nodes)):
             return []
-        stands = [stand for member in nodes for stand in member.stands]
-        found = hang.find(stands, after) if all(member.stands for member in nodes) else None
+        for member in nodes:
+            member.is_news = not stand
+        found = hang.find([it for member in nodes for it in member.stands], after) if stand else None
         said = found and (found["kind"], found["ranks"], found["collective"])
         if said == self._hung:
             return []
