@@ -82,6 +82,23 @@ def test_ranks_that_stand_still_are_asked_again_as_often_as_is_said_that_a_hang_
     assert max(after - before for before, after in itertools.pairwise(world.times)) <= 1.25
 
 
+@pytest.mark.parametrize("then", ["goes on", "starts again"])
+def test_ranks_that_go_on_while_they_are_asked_do_not_hang(monkeypatch: pytest.MonkeyPatch, then: str) -> None:
+    world = World(monkeypatch)
+    world.looks(6)
+    (answered,) = world.asked
+    if then == "goes on":
+        world.numbers = {"0": 2}
+        world.looks()
+    else:
+        world.starts()
+    answered([{"pid": 1, "still": 1.0}])
+    assert not any(world.found)
+    world.looks(6)
+    world.asked[-1]([{"pid": 1, "still": 1.0}])
+    assert any(world.found), "the next one is said"
+
+
 def test_a_look_that_fails_is_not_the_last_one(capsys: pytest.CaptureFixture[str]) -> None:
     looks = 0
 

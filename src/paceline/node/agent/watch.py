@@ -190,16 +190,18 @@ class Watch:
         if self._is_asking:
             return
         self._said_at, self._is_asking = now, True
-        ask(self._loop, live, self._activities, self._answered)
+        ask(self._loop, live, self._activities, partial(self._answered, (self._turn, now)))
 
-    def _answered(self, stands: list[Stand]) -> None:
+    def _answered(self, asked: tuple[int, float], stands: list[Stand]) -> None:
         if self._samples.uses_gpu:
-            ask_nccl(self._loop, {stand["pid"] for stand in stands}, partial(self._complete, stands))
+            ask_nccl(self._loop, {stand["pid"] for stand in stands}, partial(self._complete, asked, stands))
         else:
-            self._complete(stands, [])
+            self._complete(asked, stands, [])
 
-    def _complete(self, stands: list[Stand], nccl: list[str]) -> None:
+    def _complete(self, asked: tuple[int, float], stands: list[Stand], nccl: list[str]) -> None:
         self._is_asking = False
+        if asked != (self._turn, self._said_at):  # a rank has gone on meanwhile, or all have started again
+            return
         for stand in stands:
             stand["machine"] = {**self._telemetry.lately(stand["still"]), "nccl": nccl}
         self._found(stands)
