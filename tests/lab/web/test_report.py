@@ -42,6 +42,16 @@ def test_all_of_a_long_job(chromium: Browser, tmp_path: Path) -> None:
     assert chromium.console == []
 
 
+def test_several_lines_of_one_step(chromium: Browser, tmp_path: Path) -> None:
+    values = {"loss": [4.0, 2.0, None], "accuracy": [None, None, 0.5]}
+    logged = {"time": [1.0, 2.0, 3.0], "step": [1, 2, 2], "values": values, "last": {"loss": 2.0, "accuracy": 0.5}}
+    node: Any = {"host": "", "node_rank": 0, "telemetry": [], "metrics": logged, "software": {}, "missing": []}
+    opened(chromium, tmp_path, view(node))
+    chromium.until("!!document.querySelector('.uplot')")
+    labels = chromium.run("[...document.querySelectorAll('.chart [role=img]')].map((it) => it.ariaLabel)")
+    assert {"loss: 2 to 4, last 2", "accuracy: 0.5"} <= set(labels)
+
+
 def test_hostile_names(chromium: Browser, tmp_path: Path) -> None:
     job = dataclasses.replace(JOB, name=HOSTILE.replace("\ud800", ""), error=HOSTILE, command=HOSTILE)
     values = {"__proto__": [1.0, 2.0], "constructor": [1.0, 1.0], "</script>": [1.0, None]}

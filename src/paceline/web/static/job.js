@@ -115,7 +115,8 @@ function overlaid(jobs, isOne, name, isTime, weight, title = name) {
   const xs = of.map(({ metrics }) => (!isTime ? metrics.step : isOne ? metrics.time : metrics.time.map((time) => time - metrics.time[0])));
   const x = of.length === 1 ? xs[0] : [...new Set(xs.flat())].sort((a, b) => a - b);
   const series = of.flatMap((it, index) => {
-    const at = new Map(xs[index].map((value, place) => [value, it.metrics.values[name][place]]));
+    // Several lines may have one step, as at the end of an epoch, and each has some of the metrics.
+    const at = new Map(xs[index].map((value, place) => [value, it.metrics.values[name][place]]).filter(([, value]) => value !== null));
     const values = x.map((value) => at.get(value) ?? null);
     const isOdd = it.metrics.last[name] === null; // NaN, or infinite
     const ink = it.colour ?? COLOURS[0], label = isOne ? title : it.name;
