@@ -34,7 +34,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/job": 1800,
     "paceline/job/code": 985,
     "paceline/node": 2000,
-    "paceline/node/agent": 1415,
+    "paceline/node/agent": 1425,
     "paceline/node/host": 1455,
     "paceline/node/host/slurm": 2870,
     "paceline/node/journal": 575,

@@ -43,12 +43,14 @@ class World:
         self.times: list[float] = []
         self._loop: Any = Timers()
         monkeypatch.setattr(watching, "time", SimpleNamespace(**{**vars(time), "monotonic": lambda: self.now}))
+        threads = [{"name": "MainThread", "frames": [["/home/ada/train.py", 5, "main"]]}]
         monkeypatch.setattr(
-            watching, "question", lambda loop, rank, what, then: then({"numbers": dict(self.numbers), "threads": []})
-        )
+            watching, "question",
+            lambda loop, rank, what, then: then({"numbers": dict(self.numbers), "threads": threads}),
+        )  # fmt: skip
         monkeypatch.setattr(watching, "ask", lambda loop, ranks, activities, then: self._ask(then))
         telemetry: Any = SimpleNamespace(lately=lambda seconds: {}, known=lambda gpus: {})
-        self._watch = Watch(
+        self.watch = Watch(
             self._loop, "job", 1.0, self.found.append, lambda: None, unjoined=print, telemetry=telemetry,
             others=list,
         )  # fmt: skip
@@ -58,15 +60,16 @@ class World:
         self.times.append(self.now)
         self.asked.append(then)
 
-    def starts(self) -> None:
-        placement = SimpleNamespace(attempt=0, rank=0, node_rank=0)
+    def starts(self, number: int = 0) -> None:
+        placement = SimpleNamespace(attempt=0, rank=number, node_rank=0)
         rank: Any = SimpleNamespace(status=None, pid=os.getpid(), device="", placement=placement)
         self._loop.set.clear()
-        self._watch.start({0: rank})
+        self.watch.start({0: rank})
 
-    def looks(self, times: int = 1) -> None:
+    def looks(self, times: int = 1, *, moves: bool = False) -> None:
         for _ in range(times):
             self.now += 0.25
+            self.numbers = {"0": self.numbers["0"] + moves}
             self._loop.set.pop()()
 
 
@@ -97,6 +100,20 @@ def test_ranks_that_go_on_while_they_are_asked_do_not_hang(monkeypatch: pytest.M
     world.looks(6)
     world.asked[-1]([{"pid": 1, "still": 1.0}])
     assert any(world.found), "the next one is said"
+
+
+def test_what_was_seen_of_ranks_that_are_here_no_more_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.starts(5)
+    world.looks(30, moves=True)
+    world.starts(5)
+    assert set(world.watch.of_ranks()) == {5}, "those that start again are the same"
+    world.starts(1)
+    assert world.watch.spent() is None
+    world.looks(30, moves=True)
+    spent = world.watch.spent()
+    assert spent is not None
+    assert (set(world.watch.of_ranks()), spent["ranks"], spent["samples"]) == ({1}, 1, 30)
 
 
 def test_a_look_that_fails_is_not_the_last_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,7 @@ class Watch:
         self._found, self._spent, self._telemetry, self._others = found, spent, telemetry, others
         self._tick = max(_LEAST, min(_SOON, after / 4))
         self._samples, self._unjoined = Samples(), Unjoined(unjoined)
+        self._numbers: set[int] = set()  # the ranks of these samples
         self._kept: list[tuple[Asked, Answer, Process, float]] = []  # answers since a rank has moved: a hang maybe
         self._counted = 0  # looks since which a rank has moved
         self._quiet = 0.0  # seconds for which none has moved
@@ -71,6 +72,10 @@ class Watch:
         """Watch these ranks of a new attempt."""
         self._ranks, self._said_at = ranks, None
         self._activities, self._started, self._kept = {}, 0.0, []
+        numbers = {rank.placement.rank for rank in ranks.values()}
+        if numbers != self._numbers:  # nodes have come or gone, and these ranks are new here
+            self._numbers, self._samples, self._used = numbers, Samples(), {}
+            self._counted, self._tell_at = 0, self._looks + _LEAST_LOOKS
         self._turn += 1
         self._after_a_while(self._look)
 
