@@ -158,7 +158,9 @@ def test_what_else_a_machine_does(tmp_path: Path) -> None:
             (sys_ / "devices/system/cpu/cpu0/thermal_throttle/core_throttle_count", f"{slowed}\n"),
             (sys_ / "class/infiniband/mlx5_0/ports/1/counters/port_xmit_data", f"{words}\n"),
             (sys_ / "class/net/eth0/speed", "1000\n"),
+            (sys_ / "class/net/eth0/device/vendor", "0x8086\n"),
             (sys_ / "class/net/lo/speed", "-1\n"),
+            (sys_ / "class/net/veth1/speed", "10000\n"),  # of a container; it has no device
         ):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

@@ -308,5 +308,5 @@ class HostUse:
 
     def _link(self) -> float:
         """Bytes per second of the fastest interface with a device; 0 if that is not known."""
-        speeds = map(read, (self._sys / "class" / "net").glob("*/speed"))
+        speeds = (read(it.parent / "speed") for it in (self._sys / "class" / "net").glob("*/device"))
         return max((int(speed) * _BITS for speed in speeds if speed.isdecimal()), default=0)
