@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from paceline.node.rundir.directory import RunDirectory
 from paceline.node.telemetry.history import SKETCH, history, losses, metrics, usage
 
@@ -94,6 +96,25 @@ def test_metrics(tmp_path: Path) -> None:
     few = metrics(path, points=3)
     assert [len(few[key]) for key in ("time", "step")] == [3, 3]  # type: ignore[literal-required]
     assert few["step"][-1] == 10
+
+
+@pytest.mark.parametrize("since", [0.0, 180.0, 450.0])
+def test_steps_that_begin_again_in_one_process(tmp_path: Path, since: float) -> None:
+    """Trainings one after the other: none has a mean with the one before."""
+    path = tmp_path / "metrics.jsonl"
+    steps = [(step, loss) for loss in (8.0, 4.0, 2.0) for step in range(1, 201)]
+    write(path, *({"time": 1.0 + at, "step": step, "loss": loss} for at, (step, loss) in enumerate(steps)))
+    found = metrics(path, since, points=6)
+    trainings = 3 - int(since // 200)
+    assert list(dict.fromkeys(found["values"]["loss"])) == [8.0, 4.0, 2.0][-trainings:]
+    assert found["step"].count(200) == trainings
+    assert len(found["step"]) <= 6 + trainings
+
+
+def test_steps_that_always_fall(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, *({"time": 1.0 + at, "step": at % 2, "loss": 1.0} for at in range(100)))
+    assert metrics(path, points=6)["values"] == {"loss": [1.0] * 6}
 
 
 def test_metrics_that_no_chart_can_have(tmp_path: Path) -> None:

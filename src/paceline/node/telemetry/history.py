@@ -144,7 +144,7 @@ def metrics(path: Path, since: float = 0.0, points: int = POINTS) -> MetricsReco
     lines = [line for line in lines if line["time"] > since]
     names = list(dict.fromkeys(key for line in lines for key in line if key not in _OF_LINE))
     most = min(points, max(_FEWEST, _NUMBERS // max(1, len(names))))
-    spans = [group for group in _spans(lines, most) if group]
+    spans = _spans(lines, most)
     return {
         "time": [round(group[-1]["time"], 3) for group in spans],
         "step": [group[-1]["step"] for group in spans],
@@ -179,14 +179,18 @@ def _line_at(file: BinaryIO, place: int) -> bytes:
 
 
 def _spans(lines: Sequence[_Line], points: int) -> list[list[_Line]]:
-    """The lines in groups, each of about as many steps."""
+    """The lines in groups, each of about as many steps; of two trainings of one process, each has its own."""
     if len(lines) <= points:
         return [[line] for line in lines]
-    first, last = lines[0]["step"], max(line["step"] for line in lines)
-    groups: list[list[_Line]] = [[] for _ in range(points)]
-    for line in lines:
-        groups[min(points - 1, (line["step"] - first) * points // max(1, last - first))].append(line)
-    return groups
+    changes = [line["step"] - before["step"] for before, line in zip(lines, lines[1:])]
+    steps = sum(change for change in changes if change > 0)
+    are_apart = sum(change < 0 for change in changes) < points  # a chart has no place for more
+    groups: dict[tuple[int, int], list[_Line]] = {}
+    training = done = 0
+    for line, change in zip(lines, [0, *changes]):
+        training, done = training + (change < 0 and are_apart), done + max(0, change)
+        groups.setdefault((training, min(points - 1, done * points // max(1, steps))), []).append(line)
+    return list(groups.values())
 
 
 def _mean(values: Sequence[Any]) -> float | None:
