@@ -120,20 +120,28 @@ def test_very_many_events() -> None:
     assert any("left_out=" in it["details"] for it in found)
 
 
+def used(rank: int, begin: float, end: float, cpu: float) -> Any:
+    """The history of a node with a line every 10 s."""
+    lines = [
+        {"time": START + at + 10, "seconds": 10.0, "job": {"cpu": cpu, "memory": 1, "read": 0, "written": 0},
+         "machine": dict.fromkeys(("load", "memory_used", "received", "sent"), 2.0),
+         "ranks": {"rank": [rank], "data": [0.25], "compute": [0.75], "exchange": [0.0], "checkpoint": [0.0],
+                   "other": [0.0]}}
+        for at in range(int(begin), int(end), 10)
+    ]  # fmt: skip
+    return {**NOTHING, "host": f"n{rank}", "telemetry": lines, "missing": []}
+
+
+def test_use_of_nodes_whose_lines_are_some_seconds_apart() -> None:
+    """The total has the part of each node at its ends too, but of one that has left."""
+    found = views.use([used(0, 0, 100, 1.0), used(1, 8, 98, 4.0), used(2, 8, 78, 8.0)], points=10)
+    assert found is not None
+    assert found["total"]["values"]["cpu"] == [13.0] * 8 + [5.0] * 2
+
+
 def test_use_of_nodes_that_saw_other_times() -> None:
     """A node that came late counts from then on; where nobody measured, there is a gap."""
-
-    def node(rank: int, begin: float, end: float, cpu: float) -> Any:
-        lines = [
-            {"time": START + at + 10, "seconds": 10.0, "job": {"cpu": cpu, "memory": 1, "read": 0, "written": 0},
-             "machine": dict.fromkeys(("load", "memory_used", "received", "sent"), 2.0),
-             "ranks": {"rank": [rank], "data": [0.25], "compute": [0.75], "exchange": [0.0], "checkpoint": [0.0],
-                       "other": [0.0]}}
-            for at in range(int(begin), int(end), 10)
-        ]  # fmt: skip
-        return {**NOTHING, "host": f"n{rank}", "telemetry": lines, "missing": []}
-
-    found = views.use([node(0, 0, 100, 1.0), node(1, 50, 80, 4.0)], points=10)
+    found = views.use([used(0, 0, 100, 1.0), used(1, 50, 80, 4.0)], points=10)
     assert found is not None
     assert found["time"] == [START + 10 * it for it in range(1, 11)]
     assert found["total"]["values"]["cpu"] == [1.0] * 5 + [5.0] * 3 + [1.0] * 2

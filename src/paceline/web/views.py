@@ -247,6 +247,20 @@ class _Grid:
         place = min(self.count - 1, max(0, int((line["time"] - line["seconds"] / 2 - self.begin) / self.span)))
         return range(max(0, first), min(self.count, last)) if last > first else range(place, place + 1)
 
+    def stretched(self, lines: Sequence[Telemetry]) -> list[Telemetry]:
+        """Lines that begin or end less than a line from the ends of the grid stand for the time to these as well.
+
+        Each node writes at times of its own; without it, totals would fall by its part there, as if it had left.
+        """
+        found = list(lines)
+        late = found[0]["time"] - found[0]["seconds"] - self.begin
+        if late <= max(found[0]["seconds"], self.span):
+            found[0] = {**found[0], "seconds": found[0]["seconds"] + late}
+        early = self.end - found[-1]["time"]
+        if early <= max(found[-1]["seconds"], self.span):
+            found[-1] = {**found[-1], "time": self.end, "seconds": found[-1]["seconds"] + early}
+        return found
+
     def columns(self, lines: Iterable[Telemetry], figures: Mapping[str, _Figure]) -> dict[str, Column]:
         """Means over the spans; a span without a line has None."""
         sums = {name: [0.0] * self.count for name in figures}
@@ -308,7 +322,7 @@ def use(nodes: Sequence[NodeHistory], points: int = POINTS) -> Use | None:
     if not known:
         return None
     grid = _Grid(known, points)
-    each = [grid.columns(node["telemetry"], FIGURES) for node in known]
+    each = [grid.columns(grid.stretched(node["telemetry"]), FIGURES) for node in known]
     total: dict[str, Column] = {}
     for name in FIGURES:
         columns = [values[name] for values in each if name in values]
