@@ -277,6 +277,11 @@ def test_a_line_that_has_no_job_file(paceline: Paceline, line: str, said: str) -
         ("t.yaml", "run: for s in 1 2; do torchrun a.py; done\nnum_nodes: 1\n", "t.yaml is a task of SkyPilot: the "),
         ("t.yaml", "run: torchrun $X a.py\nnum_nodes: 1\n", "t.yaml is a task of SkyPilot: torchrun $X a.py: a "),
         ("t.yaml", "apiVersion: v1\nkind: MPIJob\nspec: 3\n", "t.yaml is an MPIJob of Kubeflow, and cannot be read "),
+        (
+            "t.sh",
+            "#SBATCH -N 1\nN=1\nN=$(x)\nsrun torchrun --nproc_per_node $N t.py",
+            "t.sh is a batch script of Slurm: -n $N: ",
+        ),
         ("t.sh", "#SBATCH --nope\nsrun python t.py\n", "t.sh is a batch script of Slurm: sbatch has no flag --nope"),
         ("t.yaml", "type: task\ncommands: torchrun t.py\n", "t.yaml is a configuration of dstack: commands is one "),
         ("t.yaml", "run: a\nenvs: {}\n---\nrun: b\nenvs: {}\n", "t.yaml holds 2 jobs; write each into a file of its"),
@@ -332,6 +337,34 @@ def test_pushd_is_followed_and_a_cd_in_a_condition_is_named(paceline: Paceline) 
     *_, notes = of("if [ -d src ]; then\n  cd src\nfi")
     assert notes == ["whether the script enters a folder with cd src is not known here; see --working-dir"]
     assert of("(cd src; make)")[2] == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "args", "setup"),
+    [
+        ('V=""; V="$V --lr 0.1"; V+=" -x"', ["--lr", "0.1", "-x"], None),
+        ("export V=1; export V=$V:2", ["1:2"], None),
+        ("V=64; V=$((V*2))", None, ["export V=64", "export V=$((V*2))"]),
+        ("export V=1; export V=$((1 + RANDOM))", None, ["export V=1", "export V=$((1 + RANDOM))"]),
+        ("V=a; if x; then V=b; fi", None, ["export V=a", "if x; then V=b; fi\nexport V"]),
+        ("V=2; ((V*=2))", None, ["export V=2", "((V*=2))\nexport V"]),
+        ("read V < f", None, "read V < f\nexport V"),
+        ("W=1; export W; V=$(x)", None, ["export W=1", "export W", "export V=$(x)"]),
+        ('W="1 2"; V=$W', None, ['export W="1 2"', "export V=$W"]),
+        ("cd /x && V=2", ["2"], None),
+    ],
+)
+def test_a_variable_has_the_value_that_it_is_given_last(
+    paceline: Paceline, lines: str, args: list[str] | None, setup: Any
+) -> None:
+    job, _ = job_of(paceline, "job.sbatch", f"#SBATCH -N 1\n{lines} && srun torchrun t.py $V\n")
+    assert (job["args"], job.get("setup")) == (args or ["-c", "exec python t.py $V"], setup)
+
+
+def test_flags_of_words_that_a_script_puts_together(paceline: Paceline) -> None:
+    lines = "L='torchrun --nproc_per_node 4'\nC='t.py -x'\nsrun bash -c \"$L $C\"\n"
+    job, _ = job_of(paceline, "job.sbatch", f"#SBATCH -N 1\n{lines}")
+    assert job == {"script": "t.py", "args": ["-x"], "ranks": 4, "backend": "slurm"}
 
 
 MASTER = """\

@@ -12,10 +12,10 @@ from paceline.job.errors import UserError
 from .engine import Line, put_before
 from .mpirun import UNSET
 from .shell import ASSIGNED, Command, commands, filled, is_expanded, plain, quoted, variable
-from .tools import MEETING, TOOLS, inlined, launched, parts
+from .tools import MEETING, TOOLS, inlined, launched, parts, recognised
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _OPENING, _CLOSING = {"if", "for", "while", "until", "case", "{", "("}, {"fi", "done", "esac", "}", ")"}
 # Variables with which scripts for other tools count the GPUs of a node, and the nodes.
@@ -30,6 +30,10 @@ _OF_OTHERS = re.compile(r"\$\{?((?:SKYPILOT|DSTACK)_\w+)")
 _SUBMIT_DIR = re.compile(r"\$(SLURM_SUBMIT_DIR\b|\{SLURM_SUBMIT_DIR\})")
 _ENTERING = (["cd"], ["pushd"], ["popd"])
 _SIMPLE = re.compile(r"[\w./:@%+,=-]*")  # a value that means the same in quotes and outside
+_WORDS = re.compile(r"[\w./:@%+,=\s-]*")  # outside, one that is several words
+_DECLARING = ("export", "declare", "typeset", "local", "readonly")
+_SETTING = (*_DECLARING, "read", "let", "unset", "for", "select", "getopts", "mapfile", "readarray", "printf")
+_COUNTED = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[^\w\s]{0,2}=)")  # what is in ((NAME++)), a command of its own
 
 
 def line_of(text: str, flags: Sequence[tuple[str, ...]]) -> tuple[Line, bool]:
@@ -42,11 +46,12 @@ def line_of(text: str, flags: Sequence[tuple[str, ...]]) -> tuple[Line, bool]:
     pairs = [words[1].partition("=") for words in flags if words[0] == "--env"]
     values = {**{name: f"{_MARK}{name}{_MARK}" for name in _GPUS}, **dict.fromkeys(_NODES, nodes)}
     values.update((name, value) for name, _, value in pairs if _SIMPLE.fullmatch(value))
-    found = []
-    for command in (it for one in commands(text) for it in inlined(one)):
-        if not command.words.startswith("#"):
-            found.append(command._replace(words=filled(command.words, values)))
-            values.update(_constants(found[-1]))
+    typed = [it for one in commands(text) for it in inlined(one) if not it.words.startswith("#")]
+    found = list[Command]()
+    unknown = set[str]()
+    for command, is_certain in zip(typed, _certain(typed), strict=True):
+        found.append(command._replace(words=filled(command.words, values)))
+        unknown |= _learn(values, found[-1], is_certain=is_certain)
     try:
         place, line, is_launched = _program(found, text)
     except UserError as error:
@@ -61,7 +66,7 @@ def line_of(text: str, flags: Sequence[tuple[str, ...]]) -> tuple[Line, bool]:
     if others := " ".join(plain(word) for word in before if not ASSIGNED.fullmatch(word) and word != "time"):
         line.notes.append(f"left out: {others}, which stands before the launcher")
     _keep_shell(line)
-    _add_setup(line, found[:place], list(values), start, own)
+    _add_setup(line, found[:place], unknown, start, own)
     _drop_set(line)
     _name_unset(line)
     if found[place].redirected:
@@ -114,10 +119,41 @@ def _on_one_line(text: str) -> str:
     return re.sub(r"\s*\n\s*", "; ", re.sub(r"\b(then|do|else)\n\s*|\\\n\s*", r"\1 ", text))
 
 
-def _constants(command: Command) -> dict[str, str]:
-    """The variables that a command sets to values which are known."""
-    pairs = [ASSIGNED.fullmatch(word) for word in _assigned(command)]
-    return {it[1]: it[2] for it in pairs if it is not None and not is_expanded(it[2]) and _SIMPLE.fullmatch(it[2])}
+def _certain(found: list[Command]) -> Iterator[bool]:
+    """Whether each command runs whenever the launcher does."""
+    place = next((number for number, it in enumerate(found) if recognised(parts(it)[1]) is not None), len(found))
+    before, ends = 0, ["", *(it.end for it in found)]
+    for number, (_, depth) in enumerate(_depths(found)):
+        is_chained = ends[number] == "&&" and not all(end == "&&" for end in ends[number + 1 : place + 1])
+        yield before <= 0 and depth <= 0 and not is_chained and ends[number] not in ("||", "|", "|&")
+        before = depth
+
+
+def _learn(values: dict[str, str], command: Command, *, is_certain: bool) -> set[str]:
+    """Note the values that a command gives to variables; returns those of which it leaves no one value."""
+    unknown = set()
+    for name, how, value in _given(command):
+        known = values.pop(name, "$") + value if how == "+=" else value
+        if is_certain and how and _WORDS.fullmatch(known):
+            values[name] = known
+        else:
+            values.pop(name, None)
+        if name not in values or how == "+=":
+            unknown.add(name)
+    return unknown
+
+
+def _given(command: Command) -> Iterator[tuple[str, str, str]]:
+    """The variables that a command sets in the shell: the name, = or += (nothing if it computes it), and the value."""
+    before, words = parts(command)
+    has_values = words[:1] in ([], ["export"])
+    for word in words if words and words[0] in _SETTING else before if not words else ():
+        name, equals, value = word.partition("=")
+        how = "+=" if name.endswith("+") else equals
+        if equals or (words and words[0] not in _DECLARING):
+            yield name.removesuffix("+"), how if has_values else "", value
+    if words and (counted := _COUNTED.match(plain(command.words))) is not None:
+        yield counted[1], "", ""
 
 
 def _assigned(command: Command) -> list[str]:
@@ -151,13 +187,19 @@ def _program(found: list[Command], text: str) -> tuple[int, Line, bool]:
     return places[0], line, is_launched
 
 
-def _refuse_blocks(found: list[Command], place: int) -> None:
-    """Refuse a launcher that stands in a loop or a condition."""
+def _depths(found: Sequence[Command]) -> Iterator[tuple[Command, int]]:
+    """Each command, and how many loops, conditions and brackets are open behind it."""
     depth = 0
-    for command in found[: place + 1]:
+    for command in found:
         words = plain(command.words).split()[:2]
         depth += sum(word in _OPENING for word in words) - sum(word in _CLOSING for word in words)
         depth += (command.end == "(") - (command.end == ")")
+        yield command, depth
+
+
+def _refuse_blocks(found: list[Command], place: int) -> None:
+    """Refuse a launcher that stands in a loop or a condition."""
+    *_, (_, depth) = _depths(found[: place + 1])
     if depth > 0 or (place and found[place - 1].end == "||"):
         raise UserError(
             "the launcher stands in a loop or a condition; write what it starts, as in paceline submit SCRIPT"
@@ -182,7 +224,7 @@ def _give_to_shell(line: Line) -> None:
     line.program = ["sh", "-c", plain(f"exec {' '.join(map(quoted, program))}")]
 
 
-def _add_setup(line: Line, before: list[Command], known: list[str], start: str, own: str) -> None:
+def _add_setup(line: Line, before: list[Command], unknown: set[str], start: str, own: str) -> None:
     """What stands before the launcher: the folder, variables, and commands that run once on each node.
 
     `start` is the folder in which the script starts, and `own` the one that the launcher itself enters.
@@ -196,16 +238,17 @@ def _add_setup(line: Line, before: list[Command], known: list[str], start: str, 
         first, name = block[0], plain(parts(block[0])[1][0]) if parts(block[0])[1] else ""
         assigned = _assigned(first) if len(block) == 1 else []
         is_exported, text = name == "export", _text(block)
-        if len(block) == 1 and name == "set":
-            continue  # a setup ends at the first command that fails
-        names = [word.partition("=")[0] for word in assigned]
-        if assigned and is_exported and all(it in known for it in names):
+        names = dict.fromkeys(given for command in block for given, _, _ in _given(command))
+        needed = [it for it in names if re.search(rf"(\$\{{?|(\(\(|\bexport\s).*\b){it}\b", used)]
+        if len(block) == 1 and (name == "set" or (assigned and not is_exported and not needed)):
+            continue  # a setup ends at the first command that fails; a value that nothing uses stands there by now
+        if assigned and is_exported and not (unknown.intersection(names) or any(map(is_expanded, assigned))):
             line.flags[:0] = [("--env", word) for word in assigned if not _is_set(line, word)]
             continue
         if assigned and not is_exported:
-            if not any(re.search(rf"\$\{{?{name}\b", used) for name in names):
-                continue  # nothing uses it, or its value stands there by now
             text = f"export {text}"
+        elif needed and not is_exported:
+            text += f"\nexport {' '.join(needed)}"
         elif _is_cd(block) and _SUBMIT_DIR.search(plain(first.words)):
             text = f"cd {shlex.quote(os.path.abspath(_entered(first, '') or '.'))}"
         if blocks or not _is_cd(block):
@@ -307,11 +350,7 @@ def _is_set(line: Line, word: str) -> bool:
 def _blocks(found: list[Command]) -> list[list[Command]]:
     """The commands, those together that belong together: loops, conditions, pipes, and `A || B`."""
     blocks: list[list[Command]] = [[]]
-    depth = 0
-    for command in found:
-        words = plain(command.words).split()[:2]
-        depth += sum(word in _OPENING for word in words) - sum(word in _CLOSING for word in words)
-        depth += (command.end == "(") - (command.end == ")")
+    for command, depth in _depths(found):
         blocks[-1].append(command)
         if depth <= 0 and command.end not in ("|", "||", "|&"):
             blocks.append([])

@@ -25,6 +25,7 @@ _VALUE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _LETTERS = f"{string.ascii_letters}{string.digits}_"
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1(?!<)")
 _ARRAY = re.compile(r"(?:^|\s)[A-Za-z_]\w*\+?=$")
+_BEHIND_NAME = re.compile(r"(?:^|\s)[A-Za-z_]\w*\+?=\S*$")
 _END = re.compile(r"&&|\|\||\|&|[|;\n()]|&(?!>)")
 ASSIGNED = re.compile(r"([A-Za-z_]\w*\+?)=(.*)", re.DOTALL)
 
@@ -160,7 +161,10 @@ def filled(text: str, values: Mapping[str, str]) -> str:
     def fill(match: re.Match[str]) -> str:
         names = [it[1] or it[2] for it in _VALUE.finditer(plain(match[0]))]
         is_known = _VALUE.sub("", plain(match[0])) == "" and all(name in values for name in names)
-        return "".join(values[name] for name in names) if is_known else match[0]
+        said = "".join(values[name] for name in names) if is_known else match[0]
+        if re.search(r"\s", said) and has_bare(match[0]):  # the shell makes words of it, but not behind NAME=
+            return match[0] if _BEHIND_NAME.search(text, 0, match.start()) else re.sub(r"\s", " ", said)
+        return said
 
     return _RUN.sub(fill, text)
 
