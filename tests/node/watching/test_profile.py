@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from tests.conftest import Paceline
 
 TRAINS = """
-import os, torch, torch.distributed as dist
+import os, resource, torch, torch.distributed as dist
 from torch import nn
 
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, 4096), limit))
+files = [open(os.devnull) for _ in range(1024)]  # as ranks with many workers that load data have
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))

@@ -66,6 +66,10 @@ def _profile(connection: socket.socket, request: ProfileRequest) -> Profiled:
             recording.wait(connection, _BY_TIME)
         recording.wait_for_last()
         recording.end()
+    except BaseException:
+        with contextlib.suppress(Exception):
+            recording.end()  # else the profiler records for ever
+        raise
     finally:
         hook.remove()
     if (failure := recording.export(request["path"])) is not None:
@@ -167,10 +171,12 @@ class _Recording:
     def wait(self, connection: socket.socket, seconds: float) -> None:
         """Wait until it has ended, at most so many seconds, while somebody is there who asks, and memory."""
         before, until = _memory(), time.monotonic() + seconds
+        poll = select.poll()  # `select` knows no descriptor above 1023
+        poll.register(connection, select.POLLIN)
         while time.monotonic() < until:
             if self._over.wait(_TICK):
                 return
-            if select.select([connection], [], [], 0)[0]:
+            if poll.poll(0):
                 self._error = "nobody waits for it any more"
                 if self._profiler is None:
                     self._over.set()
