@@ -227,6 +227,8 @@ LINES = {
         "2 --env FSDP_MIN_NUM_PARAMS=100000000 --env FSDP_CPU_RAM_EFFICIENT_LOADING=true "
         "--env FSDP_SYNC_MODULE_STATES=true train.py"
     ),
+    "accelerate launch --config_file fp8.yaml t.py": "! --fp8-backend: give its settings to Accelerator()",
+    "accelerate launch --config_file parallel.yaml t.py": "! --parallelism-config-tp-size: give its settings",
     "accelerate launch --config_file none.yaml t.py": "! --config-file none.yaml: No such file or directory; write the",
     "accelerate launch --config_file $F t.py": "accelerate launch --config_file $F t.py",
     "accelerate launch --num_processes 7 --num_machines 2 train.py": "run --nnodes 2 -n 3 train.py",
@@ -347,7 +349,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "distributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 1\nmachine_rank: 0\nnum_processes: 8\n"
         "tpu_env: []\nfsdp_config:\n  fsdp_use_orig_params: false\nuse_cpu: false\nrdzv_backend: static\n"
     )
+    (tmp_path / "fp8.yaml").write_text("fp8_config: {backend: TE}\n")
+    (tmp_path / "parallel.yaml").write_text("parallelism_config: {parallelism_config_tp_size: 2}\n")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("KUBECONFIG", "config")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("PADDLE_TRAINERS", "10.0.0.1,127.0.0.1")
@@ -359,6 +364,17 @@ def test_line(line: str) -> None:
     expected = LINES[line]
     with click.Context(cli):
         check(line, expected)
+
+
+def test_the_settings_of_accelerate_that_no_flag_names(tmp_path: Path) -> None:
+    path = tmp_path / "hf/accelerate/default_config.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("num_processes: 4\nfsdp_config: {version: 2}\nmpirun_config: {mpirun_hostfile: hosts}\n")
+    with click.Context(cli):
+        line, notes = explained("accelerate launch t.py")
+        assert line == "paceline run -np 4 --env FSDP_VERSION=2 --hostfile hosts t.py"
+        assert notes == [f"the settings of {path} count where no flag says otherwise; --config_file names another file"]
+        assert explained("accelerate launch --cpu t.py") == ("paceline run --env ACCELERATE_USE_CPU=true t.py", [])
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["C"]), max_size=8), max_size=4))

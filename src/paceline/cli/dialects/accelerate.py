@@ -5,6 +5,7 @@ Source: accelerate 1.15, `commands/launch.py` and `utils/launch.py`.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,9 @@ _NO_FLAGS = (
     "compute_environment", "distributed_type", "main_training_function", "downcast_bf16", "rdzv_backend",
     "same_network",
 )  # fmt: skip
+# What the keys in a part of its settings begin with, written or not.
+_PREFIXES = {it: it.replace("config", "") for it in ("fsdp_config", "fp8_config", "dynamo_config")}
+_PREFIXES["parallelism_config"] = "parallelism_config_"
 # What accelerate launch --use_fsdp sets where no flag says otherwise, and the plugin would not.
 _FSDP = {
     "FSDP_MIN_NUM_PARAMS": "100000000",
@@ -58,8 +62,10 @@ def _settings(path: str) -> list[str]:
 def _words(content: Document) -> list[str]:
     """The flags that settings stand for."""
     found = dict(content)
-    for part in ("fsdp_config", "deepspeed_config", "dynamo_config"):
-        found |= found.get(part) or {}
+    for part, inner in content.items():
+        begin = _PREFIXES.get(part, "")
+        for name, value in inner.items() if isinstance(inner, dict) else ():
+            found[name if name.startswith(begin) else f"{begin}{name}"] = value
     kind = str(found.get("distributed_type", "no")).lower()
     if kind in ("fsdp", "deepspeed", "megatron_lm"):
         found[f"use_{kind}"] = True
@@ -71,9 +77,15 @@ def _words(content: Document) -> list[str]:
     ]
 
 
-def _add_settings(line: Line) -> None:
-    """What the file of settings says, but what flags say otherwise."""
-    _add_words(line, _settings(line.given["--config-file"]))
+def _default(line: Line) -> str | None:
+    """The file that `accelerate config` has written, which counts where no flag says otherwise."""
+    caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.environ.get("HF_HOME", os.path.join(caches, "huggingface"))
+    path = Path(home, "accelerate/default_config.yaml").expanduser()
+    if "--cpu" in line.given or not path.is_file():
+        return None
+    line.notes.append(f"the settings of {path} count where no flag says otherwise; --config_file names another file")
+    return str(path)
 
 
 def _add_words(line: Line, words: list[str]) -> None:
@@ -89,7 +101,7 @@ def with_settings(content: Document) -> Line:
     """The line that settings alone become."""
     line = Line()
     _add_words(line, _words(content))
-    _finish(line)
+    _complete(line)
     return line
 
 
@@ -108,9 +120,14 @@ def _divide(line: Line) -> None:
 
 
 def _finish(line: Line) -> None:
+    """What the file of settings says, but what flags say otherwise."""
+    if (path := line.given.get("--config-file") or _default(line)) is not None:
+        _add_words(line, _settings(path))
+    _complete(line)
+
+
+def _complete(line: Line) -> None:
     """Without a number of processes there is one for each GPU; FSDP has settings of its own."""
-    if "--config-file" in line.given:
-        _add_settings(line)
     given = {pair.partition("=")[0] for _, pair in (words for words in line.flags if words[0] == "--env")}
     if "ACCELERATE_USE_FSDP" in given:
         line.flags += [("--env", f"{name}={value}") for name, value in _FSDP.items() if name not in given]
