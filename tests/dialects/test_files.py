@@ -394,6 +394,16 @@ def test_what_only_one_role_has_is_named(paceline: Paceline) -> None:
     assert (job["env"], notes) == ({"LR": "1"}, ["left out: image j of the Launcher"])
 
 
+def test_what_an_elastic_job_says_counts(paceline: Paceline) -> None:
+    policy = (
+        "{rdzvBackend: c10d, minReplicas: 1, maxReplicas: 4, maxRestarts: 9, nProcPerNode: 8, metrics: [{type: R}]}"
+    )
+    text = PYTORCHJOB.replace('nprocPerNode: "2"', f"elasticPolicy: {policy}")
+    job, notes = job_of(paceline, "j.yaml", text)
+    assert (job["nodes"], job["ranks"], job["max_restarts"]) == ("1:4", 8, 9)
+    assert "elasticPolicy.metrics" in notes[0]
+
+
 def test_references_of_kubernetes_are_replaced(paceline: Paceline) -> None:
     env = "env: [{name: A, value: x}, {name: D, value: /$(A)}]"
     text = TRAINJOB.partition("command:")[0] + f"{env}, command: [torchrun, t.py, $(D)/y, $$(A), $(NO)]}}\n"

@@ -429,11 +429,16 @@ def _pytorchjob(content: Document) -> Line:
     flags, spec = _metadata(keys), keys.inside("spec")
     roles = spec.take("pytorchReplicaSpecs", {})
     chosen = roles.get("Worker") or roles["Master"]
-    elastic = spec.take("elasticPolicy", {})
+    elastic = spec.inside("elasticPolicy")
+    for name in ("rdzvBackend", "rdzvHost", "rdzvPort", "rdzvId", "rdzvConf", "standalone"):
+        elastic.take(name)  # agents find each other without them
     nodes: Any = sum(int(it.get("replicas", 1)) for it in roles.values())
-    if "minReplicas" in elastic and "maxReplicas" in elastic:
-        nodes = f"{elastic['minReplicas']}:{elastic['maxReplicas']}"
-    flags += _flags({"--nnodes": nodes, "-n": spec.take("nprocPerNode")}) + _policy(spec)
+    least, most = elastic.take("minReplicas"), elastic.take("maxReplicas")
+    if least is not None and most is not None:
+        nodes = f"{least}:{most}"
+    each = elastic.take("nProcPerNode")
+    flags += _flags({"--nnodes": nodes, "-n": spec.take("nprocPerNode") or each}) + _policy(spec)
+    flags += _flags({"--max-restarts": elastic.take("maxRestarts")})
     inner, text = _container(keys, chosen.get("template") or {})
     if (master := roles.get("Master")) is not None and master is not chosen:
         of_master = _Keys({})
