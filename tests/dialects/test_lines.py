@@ -119,6 +119,11 @@ LINES = {
     "--max_restart 5 train.py": (
         "run --rdzv-endpoint 10.0.0.1:49178 --nnodes 2 --node-rank 1 -n 2 --max-restarts 5 --framework paddle train.py"
     ),
+    "PADDLE_MASTER=h:80 PADDLE_NNODES=2 PADDLE_RANK=1 PADDLE_NPROC_PER_NODE=4 A=1 fleetrun --nnodes 1 train.py": (
+        "A=1 paceline run --rdzv-endpoint h:80 --nnodes 2 -n 4 --node-rank 1 --framework paddle train.py"
+    ),
+    "PADDLE_MASTER=etcd://h:2379 fleetrun train.py": "! --master etcd://h:2379: ",
+    "PADDLE_NNODES=2 fleetrun $F train.py": "PADDLE_NNODES=2 paceline paddle-launch $F train.py",
     "python -m paddle.distributed.launch --backend gloo train.py": (
         "run --env PADDLE_DISTRI_BACKEND=gloo --framework paddle train.py"
     ),

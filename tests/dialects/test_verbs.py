@@ -94,6 +94,12 @@ def test_arenas_main_line_runs_code_where_its_users_expect_it(paceline: Paceline
     assert [path.name for path in (work / "code").iterdir()] == [".gitignore"]
 
 
+def test_paddles_launcher_reads_its_variables(paceline: Paceline) -> None:
+    paceline.env.update(PADDLE_NNODES="2", PADDLE_RANK="1", PADDLE_MASTER="h:80", CUDA_VISIBLE_DEVICES="")
+    done = typed(paceline, "paddle-launch", "--explain", "--nnodes", "1", "t.py")
+    assert done.stdout == "paceline run --rdzv-endpoint h:80 --nnodes 2 --node-rank 1 --framework paddle t.py\n"
+
+
 def test_paddles_launcher_names_the_logs_and_the_ports(paceline: Paceline) -> None:
     paceline.cold = True  # PYTHONPATH
     paceline.script("", "modules/paddle.py")

@@ -15,7 +15,7 @@ from paceline.job.errors import UserError, nearest
 from paceline.job.secret_values import looks_secret, without_passwords
 from paceline.job.text import pasted
 
-from .shell import is_expanded, quoted, variable
+from .shell import ASSIGNED, is_expanded, quoted, variable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -62,7 +62,7 @@ class Tool:
     # its subcommands, which take its own flags, too; or why there is none here
     tools: Mapping[str, Tool | Refused] = field(default_factory=dict)
     usual: str = ""  # the subcommand that one of its flags means where no subcommand is named
-    # its settings of the environment → the flags of paceline that they become
+    # its settings of the environment → its flags, or those of paceline, that they replace; "" for what says nothing
     variables: Mapping[str, str] = field(default_factory=dict)
     is_mixed: bool = False  # whether flags may stand behind words
     shortens: bool = False  # whether it takes the beginning of a flag for the flag, as argparse does
@@ -140,6 +140,7 @@ def parse(
         if (usual := _usual(tool, word)) is not None:
             return parse(usual, [word, *rest], flags, line)
         _take(tool, table, line, word, rest)
+    _take_variables(tool, table, line)
     if (why := pasted(words[: len(words) - len(rest)])) is not None:
         raise UserError(why)
     if tool.tools:
@@ -293,6 +294,15 @@ def _take(
         of_family = name[len(first) - 1 :].replace("-", "_").upper()
         for words in _flags_of(meaning.replace("{*}", of_family), values):
             line.add(*words)
+
+
+def _take_variables(tool: Tool, table: Mapping[str, tuple[str, tuple[str, ...], Meaning]], line: Line) -> None:
+    """Read the settings that stand before the command, or are those of this shell."""
+    typed = {it[1]: it[2] for it in map(ASSIGNED.fullmatch, line.before) if it is not None}
+    for name, flag in tool.variables.items():
+        if flag and (value := typed.get(name) or os.environ.get(name)):
+            _take(tool, table, line, f"{flag}={value}", [])
+    line.before = [word for word in line.before if word.partition("=")[0] not in tool.variables]
 
 
 def _take_unknown(

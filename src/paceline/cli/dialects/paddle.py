@@ -132,5 +132,18 @@ PADDLE_LAUNCH = Tool(
         "--with-gloo N": _NO_SERVERS,
     },
     finish=_finish,
+    variables={
+        "POD_IP": "--host",
+        "PADDLE_MASTER": "--master",
+        "PADDLE_DEVICES": "--devices",
+        "PADDLE_NNODES": "--nnodes",
+        "PADDLE_RUN_MODE": "--run-mode",
+        "PADDLE_NPROC_PER_NODE": "--nproc-per-node",
+        "PADDLE_JOB_ID": "--job-id",
+        "PADDLE_RANK": "--rank",
+        "PADDLE_MAX_RESTART": "--max-restart",
+        "PADDLE_ELASTIC_TIMEOUT": "--elastic-timeout",
+        "PADDLE_IPS": "--ips",
+    },
     shortens=True,
 )

@@ -329,34 +329,21 @@ def launched(command: Command, *, is_alone: bool = False) -> Line | None:
         is_script = is_alone and len(words) > 1 and PYTHON.fullmatch(os.path.basename(words[0])) is not None
         return Line(program=words, before=before) if is_script else None
     tool, typed = found
-    flags, before = _variables(tool, before)
-    line = _line_of(tool, typed, flags)
+    line = _line_of(tool, typed, before)
     if line is None:
         return None
-    line.before = [*before, *line.before]
     if _debugged([word for word in words if word != "-u"]) is not None:
         line.notes.append(_DEBUGGED)
-    if "nohup" in before:
+    if "nohup" in line.before:
         line.before.remove("nohup")
         line.notes.append("nohup is not needed: a job of paceline submit, or run --detach, outlives the terminal")
     return line
 
 
-def _variables(tool: Tool, before: list[str]) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The flags that a tool's settings stand for, before a command or in this shell; and what else stands before it."""
-    pairs = [(word, ASSIGNED.fullmatch(word)) for word in before]
-    given = {name: os.environ[name] for name in tool.variables if name in os.environ}
-    given.update((match[1], match[2]) for _, match in pairs if match is not None and match[1] in tool.variables)
-    flags: list[tuple[str, ...]] = [
-        (flag, given[name]) for name, flag in tool.variables.items() if flag and name in given
-    ]
-    return flags, [word for word, match in pairs if match is None or match[1] not in tool.variables]
-
-
-def _line_of(tool: Tool, typed: list[str], flags: list[tuple[str, ...]]) -> Line | None:
+def _line_of(tool: Tool, typed: list[str], before: list[str]) -> Line | None:
     """What a line of a tool becomes; one whose flags only the shell knows, or that asks for help, stays as it is."""
     try:
-        line = parse(tool, typed, outer=Line(flags=flags))
+        line = parse(tool, typed, outer=Line(before=before))
         is_open = _may_hold_flags(line.program)
     except UserError as error:
         if not is_expanded(str(error)):
@@ -369,7 +356,7 @@ def _line_of(tool: Tool, typed: list[str], flags: list[tuple[str, ...]]) -> Line
     if not is_open and line.helped is None:
         return line
     why = f"it stays a line of {tool.name}, which is read when its variables have values"
-    return Line(tool.name, program=typed, notes=[why] if is_open else [])
+    return Line(tool.name, program=typed, notes=[why] if is_open else [], before=before)
 
 
 def _may_hold_flags(program: Sequence[str]) -> bool:
@@ -451,7 +438,7 @@ def old_program(verb: str, flags: Sequence[tuple[str, ...]], words: Sequence[str
         if found is None:
             return f"{name} is no script; write {_VERBS[name]}" if name in _VERBS else None
         tool, typed = found
-        line = parse(tool, typed, outer=Line(flags=[*flags, *_variables(tool, [])[0]]))
+        line = parse(tool, typed, outer=Line(flags=[*flags]))
     except UserError as error:
         return f"{name} is no script of paceline {verb}: {error}"
     line.verb = verb if line.verb == "run" else line.verb
