@@ -76,6 +76,14 @@ LINES = {
     "mpirun --stdin all -np 2 python t.py": "! --stdin all: one rank reads standard input",
     "mpirun --stdin none -np 2 python t.py": "run -np 2 python t.py",
     "mpirun -app file": "! -app: a job runs one program",
+    "mpirun -np 2 -pernode -H a:8,b:8 python t.py": "run -n 1 -H a:8,b:8 --nnodes 2 python t.py",
+    "mpirun -np 8 --map-by ppr:4:node:PE=2 -H a:8,b:8 python t.py": "run -n 4 -H a:8,b:8 --nnodes 2 python t.py",
+    "mpiexec -n 4 -ppn 2 -hosts a,b python t.py": "run -n 2 -H a,b --nnodes 2 python t.py",
+    "mpirun -np 7 -N 4 --hostfile hosts python t.py": "! -np 7 with 4 on each host: it does not divide them",
+    "mpirun -np $N -N 4 -H a,b python t.py": "mpirun -np $N -N 4 -H a,b python t.py",
+    "mpirun -np 2 --map-by ppr:1:socket python t.py": "! --map-by ppr:1:socket: -n N says how many ranks each host",
+    "mpirun -np 4 --map-by node -H a:2,b:2 python t.py": "! --map-by node: ranks are numbered host by host",
+    "mpirun -np 4 --bynode python t.py": "run -np 4 python t.py",
     "mpiexec -ppn 2 -f hosts -genv A 5 python t.py": "run -n 2 --hostfile hosts --env A=5 python t.py",
     # srun
     "srun -N2 --ntasks-per-node=4 --gres=gpu:4 -c 8 -t 1-12:00:00 -p gpu -A me python train.py": (

@@ -52,12 +52,41 @@ def _parameter(line: Line, value: str) -> None:
         line.add("--env", f"OMPI_MCA_{name}={text}")
 
 
+def _map_by(line: Line, value: str) -> None:
+    """ppr:N:node is N ranks on each host; `node` gives ranks to hosts by turns, which `finish` looks at."""
+    kind, count, where = (*value.lower().split(":"), "", "")[:3]
+    if kind == "ppr" and where != "node":
+        raise UserError(f"--map-by {value}: {_EACH}")
+    if kind == "ppr":
+        line.add("-n", count)
+    else:
+        line.notes.append(f"--map-by has no effect: {_NUMBERED}")
+
+
+def _spread(line: Line) -> None:
+    """How many ranks each host has: without -N, as many as it has slots, and the first hosts first."""
+    ranks, each = line.get("-np"), line.get("-n")
+    hosts = f"{line.get('-H') or ''}{',' if line.get('--hostfile') is not None else ''}"
+    by_turns = "-bynode" in line.given or line.given.get("-map-by", "").lower().partition(":")[0] == "node"
+    if by_turns and "," in hosts:
+        raise UserError(f"--map-by node: {_NUMBERED}; leave it out, and write -N N for the ranks on each host")
+    if ranks is None or each is None:
+        return
+    if not hosts:
+        line.take("-n")
+        line.notes.append("-N has no effect beside -np: -H HOST:SLOTS says how many ranks a host has")
+        return
+    if not (ranks + each).isdecimal() or int(ranks) % (int(each) or 1):
+        raise UserError(f"-np {ranks} with {each} on each host: it does not divide them; write -H HOST:SLOTS,…")
+    line.take("-np")
+    line.add("--nnodes", str(int(ranks) // (int(each) or 1)))
+
+
 def _finish(line: Line) -> None:
     """Say what the program is."""
     if ":" in line.program:
         raise UserError("mpirun A : B starts two programs; a job runs one program, so start one job for each")
-    if line.get("-np") is not None and line.take("-n") is not None:
-        line.notes.append("-N has no effect beside -np: -H HOST:SLOTS says how many ranks a host has")
+    _spread(line)
     say_program(line)
     if line.get("--framework") is None and line.program and _needs_mpi(line):
         line.add("--framework", "mpi")
@@ -86,6 +115,7 @@ def _text(path: Path) -> str:
 
 
 _NUMBERED = Ignored("ranks are numbered host by host, as many on each as it has slots")
+_EACH = Refused("-n N says how many ranks each host has")
 _DEBUGGED = Refused("start it without; paceline attach JOB opens a shell in the place of a rank")
 _OWN = Ignored("it is about Open MPI's own daemons, and paceline starts the ranks itself")
 _SWITCHES = (
@@ -113,7 +143,7 @@ MPIRUN = Tool(
         "-f FILE": "--hostfile",
         "-hosts HOSTS": "-H",
         "-env -genv NAME VALUE": lambda line, value: line.add("--env", value.replace(" ", "=", 1)),
-        "-npersocket --npersocket -ppr --ppr N": Refused("-n N says how many ranks each host has"),
+        "-npersocket --npersocket -ppr --ppr N": _EACH,
         "-nolocal --nolocal": Refused("name the hosts with -H, without this one"),
         "-x NAME[=VALUE]": _variable,
         "-mca --mca -gmca --gmca --prtemca --pmixmca KEY VALUE": _parameter,
@@ -121,8 +151,9 @@ MPIRUN = Tool(
         "-bind-to --bind-to WHAT": BINDING,
         "-bind-to-core --bind-to-core -bind-to-socket --bind-to-socket": BINDING,
         "-cpu-set --cpu-set -cpu-list --cpu-list -cf -cartofile --cartofile WHAT": BINDING,
-        "-map-by --map-by HOW": _NUMBERED,
-        "-bynode --bynode -byslot --byslot -bycore --bycore -bysocket --bysocket": _NUMBERED,
+        "-map-by --map-by HOW": _map_by,
+        "-bynode --bynode": _NUMBERED,
+        "-byslot --byslot -bycore --bycore -bysocket --bysocket": _NUMBERED,
         "-rank-by --rank-by HOW": Ignored("ranks are numbered host by host"),
         "-cpus-per-rank --cpus-per-rank -cpus-per-proc --cpus-per-proc N": BINDING,
         "-report-bindings --report-bindings": BINDING,
