@@ -361,6 +361,22 @@ def test_a_variable_has_the_value_that_it_is_given_last(
     assert (job["args"], job.get("setup")) == (args or ["-c", "exec python t.py $V"], setup)
 
 
+@pytest.mark.parametrize(
+    ("lines", "setup"),
+    [
+        ("[ -f e ] && source e; make", ["if [ -f e ]; then\nsource e\nfi", "make"]),
+        ("[ -f e ] && export V=1", "if [ -f e ]; then\nexport V=1\nfi\nexport V"),
+        ("a && b && c | d", "if a && b; then\nc | d\nfi"),
+        ("a && b || c", "a && b || c"),
+        ("for i in 1; do a && b; done", "for i in 1; do a && b; done"),
+        ("a && b &&", ["a", "b"]),
+    ],
+)
+def test_a_command_that_depends_on_another_is_no_failure_without_it(paceline: Paceline, lines: str, setup: Any) -> None:
+    job, _ = job_of(paceline, "job.sbatch", f"#SBATCH -N 1\n{lines}\nsrun torchrun t.py $V\n")
+    assert job["setup"] == setup
+
+
 def test_flags_of_words_that_a_script_puts_together(paceline: Paceline) -> None:
     lines = "L='torchrun --nproc_per_node 4'\nC='t.py -x'\nsrun bash -c \"$L $C\"\n"
     job, _ = job_of(paceline, "job.sbatch", f"#SBATCH -N 1\n{lines}")

@@ -31,6 +31,7 @@ _SUBMIT_DIR = re.compile(r"\$(SLURM_SUBMIT_DIR\b|\{SLURM_SUBMIT_DIR\})")
 _ENTERING = (["cd"], ["pushd"], ["popd"])
 _SIMPLE = re.compile(r"[\w./:@%+,=-]*")  # a value that means the same in quotes and outside
 _WORDS = re.compile(r"[\w./:@%+,=\s-]*")  # outside, one that is several words
+_BREAK = Command("", "", "\n")
 _DECLARING = ("export", "declare", "typeset", "local", "readonly")
 _SETTING = (*_DECLARING, "read", "let", "unset", "for", "select", "getopts", "mapfile", "readarray", "printf")
 _COUNTED = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[^\w\s]{0,2}=)")  # what is in ((NAME++)), a command of its own
@@ -47,6 +48,8 @@ def line_of(text: str, flags: Sequence[tuple[str, ...]]) -> tuple[Line, bool]:
     values = {**{name: f"{_MARK}{name}{_MARK}" for name in _GPUS}, **dict.fromkeys(_NODES, nodes)}
     values.update((name, value) for name, _, value in pairs if _SIMPLE.fullmatch(value))
     typed = [it for one in commands(text) for it in inlined(one) if not it.words.startswith("#")]
+    ends = ["", *(it.end for it in typed)]  # a line may end behind && or |
+    typed = [it for it, end in zip(typed, ends, strict=False) if it != _BREAK or end not in ("&&", "||", "|")]
     found = list[Command]()
     unknown = set[str]()
     for command, is_certain in zip(typed, _certain(typed), strict=True):
@@ -237,7 +240,7 @@ def _add_setup(line: Line, before: list[Command], unknown: set[str], start: str,
     for block in reversed(found):
         first, name = block[0], plain(parts(block[0])[1][0]) if parts(block[0])[1] else ""
         assigned = _assigned(first) if len(block) == 1 else []
-        is_exported, text = name == "export", _text(block)
+        is_exported, text = name == "export", _command(block)
         names = dict.fromkeys(given for command in block for given, _, _ in _given(command))
         needed = [it for it in names if re.search(rf"(\$\{{?|(\(\(|\bexport\s).*\b){it}\b", used)]
         if len(block) == 1 and (name == "set" or (assigned and not is_exported and not needed)):
@@ -347,14 +350,33 @@ def _is_set(line: Line, word: str) -> bool:
     return any(words[0] == "--env" and words[1].partition("=")[0] == word.partition("=")[0] for words in line.flags)
 
 
-def _blocks(found: list[Command]) -> list[list[Command]]:
-    """The commands, those together that belong together: loops, conditions, pipes, and `A || B`."""
+def _blocks(found: list[Command], joined: Sequence[str] = ("|", "||", "|&", "&&")) -> list[list[Command]]:
+    """The commands, those together that belong together: loops, conditions, pipes, `A || B`, and `A && B`.
+
+    `A && B` is two where the launcher, which needs both, is behind it, or one of them enters a folder.
+    """
     blocks: list[list[Command]] = [[]]
     for command, depth in _depths(found):
         blocks[-1].append(command)
-        if depth <= 0 and command.end not in ("|", "||", "|&"):
+        if depth <= 0 and command.end not in joined:
             blocks.append([])
-    return [block for block in blocks if any(it.words for it in block)]
+    blocks = [block for block in blocks if any(it.words for it in block)]
+    if "&&" not in joined:
+        return blocks
+    apart = [it[-1].end == "&&" or any(parts(one)[1][:1] in _ENTERING for one in it) for it in blocks]
+    return [
+        one
+        for block, is_apart in zip(blocks, apart, strict=True)
+        for one in (_blocks(block, joined[:-1]) if is_apart else [block])
+    ]
+
+
+def _command(block: list[Command]) -> str:
+    """A block as one command; `A && B` as a condition, since it fails where A does, and the script would go on."""
+    places = [place for place, (it, depth) in enumerate(_depths(block[:-1]), 1) if it.end == "&&" and depth <= 0]
+    if not places or any(it.end == "||" for it in block):
+        return _text(block)
+    return f"if {_text(block[: places[-1]])}; then\n{_text(block[places[-1] :])}\nfi"
 
 
 def _text(found: Sequence[Command]) -> str:
