@@ -60,6 +60,12 @@ def test_a_line_of_arena_runs_here_where_there_is_no_cluster(paceline: Paceline)
     assert (done.returncode, paceline("arena", "list").stdout.count("\n")) == (0, 1), done.stderr
 
 
+def test_a_launcher_of_arena_counts_the_ranks(paceline: Paceline) -> None:
+    line = ("arena", "submit", "horovod", "--explain", "--name=h", "--workers=2", "--gpus=1")
+    done = typed(paceline, *line, "horovodrun -np 2 python t.py")
+    assert done.stdout == "paceline submit --name h --framework horovod -np 2 --gpus 2 python t.py\n", done.stderr
+
+
 @pytest.mark.parametrize("mode", ["git", "rsync"])
 def test_arenas_main_line_runs_code_where_its_users_expect_it(paceline: Paceline, mode: str) -> None:
     needs.need(needs.missing(mode))

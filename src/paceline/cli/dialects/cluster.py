@@ -67,7 +67,8 @@ def placed(line: Line) -> None:
         raise UserError(f"--workers {workers}: on one machine, write the number of ranks, as -n N")
     if not others:
         line.take("-n")
-    line.flags.insert(0, ("--workers", workers) if others else ("-n", str(int(workers) * int(each))))
+    if others or line.get("-np") is None:  # which counts the ranks of all workers
+        line.flags.insert(0, ("--workers", workers) if others else ("-n", str(int(workers) * int(each))))
     if gpus is not None:
         line.add("--gpus", str((int(workers) + sum(map(int, others.values()))) * int(gpus)))
 
