@@ -220,6 +220,7 @@ LINES = {
         "run -np 8 --nnodes 2 --node-rank 1 --master-addr h --master-port 29500 --env ACCELERATE_MIXED_PRECISION=bf16 "
         "--env ACCELERATE_DYNAMO_BACKEND=NO train.py --lr 1"
     ),
+    "accelerate launch --main_process_port 0 --num_processes 2 t.py": "run -np 2 t.py",
     "accelerate launch --gpu_ids 0,1 -m pkg.train": "run --devices 0,1 -m -n gpu pkg.train",
     "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_use_orig_params false --fsdp_transformer_layer_cls_to_wrap=L "
     "train.py": (

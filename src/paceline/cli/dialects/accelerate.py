@@ -39,6 +39,11 @@ def _devices(line: Line, value: str) -> None:
         line.add("--devices", value)
 
 
+def _port(line: Line, value: str) -> None:
+    if value != "0":  # a free one
+        line.add("--master-port", value)
+
+
 def _backend(line: Line, value: str) -> None:
     line.add("--env", f"ACCELERATE_DYNAMO_BACKEND={value.upper()}")
 
@@ -143,7 +148,7 @@ _LAUNCH = Tool(
         "--num-machines N": "--nnodes",
         "--machine-rank I": "--node-rank",
         "--main-process-ip HOST": "--master-addr",
-        "--main-process-port PORT": "--master-port",
+        "--main-process-port PORT": _port,
         "--multi-gpu": Ignored("each rank takes a GPU where the machine has some"),
         "--gpu-ids LIST": _devices,
         "--cpu": "--env ACCELERATE_USE_CPU=true",
