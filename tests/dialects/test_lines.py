@@ -266,6 +266,11 @@ LINES = {
     "deepspeed --help": "! deepspeed is no launcher; write paceline run -n gpu SCRIPT",
     "deepspeed --include localhost:0,1 --module pkg.train": "run --devices 0,1 -m -n gpu pkg.train",
     "deepspeed --include a@b --num_gpus $N t.py": "run -H a,b -n $N t.py",
+    "deepspeed --hostfile hosts --include b t.py": "run -H b:4 t.py",
+    "deepspeed --include b@c --hostfile hosts t.py": "! --include c: not in hosts; name hosts that are there",
+    "deepspeed --no_ssh --hostfile hosts --include b --master_addr b t.py": (
+        "run --master-addr b --nnodes 1 -n 4 t.py"
+    ),
     "deepspeed $X t.py": "! deepspeed: a variable may hold its flags; write them out",
     "deepspeed --include a:0,1@b:1 t.py": "! --include a:0,1@b:1: write -H HOST:N,…",
     # Arena

@@ -5,10 +5,15 @@ Source: DeepSpeed 0.18, `deepspeed/launcher/runner.py`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paceline.job.errors import UserError
 
 from .cluster import has_devices
 from .engine import BINDING, Ignored, Line, Refused, Tool
+
+if TYPE_CHECKING:
+    from paceline.backends.hosts import NamedHost
 
 _STARTS = Ignored("paceline starts the ranks itself")
 _ELASTIC = Refused("--num_nodes MIN:MAX says it")
@@ -25,13 +30,8 @@ def _include(line: Line, value: str) -> None:
         raise UserError(f"--include {value}: write -H HOST:N,… for the number of ranks on each host")
 
 
-def _count_hosts(line: Line) -> None:
+def _count_hosts(line: Line, file: str, hosts: list[NamedHost]) -> None:
     """With --no_ssh each node is started by hand: a hostfile only says how many there are, and how many ranks each."""
-    from paceline.backends.hosts import in_file
-
-    if (file := line.take("--hostfile")) is None:
-        return
-    hosts = in_file("--hostfile", file)
     counts = {slots or 1 for _, slots in hosts}
     if len(counts) > 1:
         raise UserError(f"--no_ssh: the nodes of {file} have different numbers of slots; leave it out, or --hostfile")
@@ -40,11 +40,28 @@ def _count_hosts(line: Line) -> None:
             line.add(flag, str(number))
 
 
+def _read_hosts(line: Line, file: str) -> None:
+    """Of a hostfile, --include takes some, with the slots that they have there."""
+    from paceline.backends.hosts import in_file
+
+    hosts, included = in_file("--hostfile", file), line.take("-H")
+    wanted = [it.name for it in hosts] if included is None else included.split(",")
+    if others := sorted({*wanted} - {it.name for it in hosts}):
+        raise UserError(f"--include {', '.join(others)}: not in {file}; name hosts that are there")
+    hosts = [it for it in hosts if it.name in wanted]
+    line.take("--hostfile")
+    if "--no-ssh" in line.given:
+        _count_hosts(line, file, hosts)
+    else:
+        line.add("-H", ",".join(f"{name}:{slots or 1}" for name, slots in hosts))
+
+
 def _finish(line: Line) -> None:
     """Without a number of GPUs there is one rank for each."""
-    if "--no-ssh" in line.given:
-        _count_hosts(line)
-    if line.get("-n") is None and line.get("--hostfile") is None and (line.get("--devices") or has_devices(line)):
+    file = line.get("--hostfile")
+    if file is not None and ("--no-ssh" in line.given or line.get("-H") is not None):
+        _read_hosts(line, file)
+    if line.get("-n") is None and file is None and (line.get("--devices") or has_devices(line)):
         line.add("-n", "gpu")
 
 
