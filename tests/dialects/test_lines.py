@@ -309,6 +309,9 @@ LINES = {
         "submit --on kubernetes --name h --nnodes 2 --image IMG --framework horovod --no-python "
         "sh -c 'cd /code && python h.py'"
     ),
+    "arena submit pytorch --name=x --image=I --shell /bin/bash 'source e && python x.py'": (
+        "submit --on kubernetes --name x --image I --no-python /bin/bash -c 'source e && python x.py'"
+    ),
     "arena submit pytorch --name x --data-dir /data 'python x.py'": "! --data-dir: name it as a volume",
     "arena list": "list --on kubernetes",
     "arena --config c --pprof list": "KUBECONFIG=c paceline list --on kubernetes",

@@ -69,7 +69,7 @@ _COMMON: dict[str, Meaning] = {
     "--config-file FILE:PATH": Refused("put the file into the code that is copied, or into a volume of --pod-template"),
     "--image-pull-secret NAME": "--pull-secret",
     "--image-pull-policy POLICY": "--pull-policy",
-    "--shell SHELL": Ignored("a command that needs a shell runs by sh"),
+    "--shell SHELL": later,
     "--scheduler NAME": Refused("set schedulerName with --pod-template"),
     "--hostNetwork --host-network": "--host-network",
     "--hostIPC": Refused("set hostIPC with --pod-template"),
@@ -167,6 +167,8 @@ def _submitted(framework: str | None, flags: dict[str, Meaning]) -> Tool:
         if framework is not None and line.get("--framework") is None:
             line.add("--framework", framework)
         split_command(line)
+        if line.program[:2] == ["sh", "-c"]:
+            line.program[0] = line.given.get("--shell") or "sh"
         unwrap(line)
         if line.get("--working-dir") is None and any(f"{_WORKING_DIR}/code/" in word for word in line.program):
             line.add("--working-dir", _WORKING_DIR)

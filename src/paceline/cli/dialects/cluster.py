@@ -16,6 +16,7 @@ _OF_PODS = (
     "--priority-class", "--annotation", "--pull-policy", "--pull-secret", "--git-image", "--host-network",
     "--resources", "--gpu-resource", "--kind", "--namespace",
 )  # fmt: skip
+_SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 _ROLES = ("--chief", "--ps", "--evaluator")  # of ranks besides the workers
 
 
@@ -47,7 +48,7 @@ def placed(line: Line) -> None:
     """Add the target of a job. Where it is no cluster there are no pods; on this machine, workers are ranks."""
     from paceline.backends.registry import HERE
 
-    if line.program[:1] in (["sh"], ["bash"]):
+    if os.path.basename(line.program[0]) in _SHELLS:
         line.add("--no-python")
     kind = place(line)
     for flag in _OF_PODS if kind != CLUSTER else ():
