@@ -21,7 +21,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/backends/kubernetes": 5095,
     "paceline/backends/local": 580,
     "paceline/backends/rehearsal": 655,
-    "paceline/backends/remote": 1110,
+    "paceline/backends/remote": 1115,
     "paceline/backends/slurm": 1050,
     "paceline/backends/ssh": 2145,
     "paceline/cli": 270,

@@ -229,10 +229,10 @@ def test_a_program_that_is_no_python(ask: Ask, tmp_path: Path) -> None:
     assert f"h1: {python} there does not behave like Python (SyntaxError: what is that); name Python" in said
 
 
-@pytest.mark.parametrize("line", ["Loading modules", "1", "[]", "null"])
+@pytest.mark.parametrize("line", ["Loading modules", "1", "[]", "null", '{"level": "info"}'])
 def test_a_python_that_prints_when_it_begins(ask: Ask, tmp_path: Path, line: str) -> None:
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "{line}"\nexec python3 "$@"\n')
+    python.write_text(f"#!/bin/sh\necho '{line}'\nexec python3 \"$@\"\n")
     python.chmod(0o755)
     said = refusal(ask, tmp_path / "root", str(python))
     assert said == f"h1: {python} there prints '{line}' when it begins; let it print nothing"

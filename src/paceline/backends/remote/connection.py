@@ -311,7 +311,9 @@ class Answers:
         self._within(patience.login)
         packed = archive()
         self.say(json.dumps(BEGIN), json.dumps({"root": self._host.root, "name": packed.name}), json.dumps(request))
-        if (await self._take())["need"]:
+        if (answer := await self._take()).get("need") is None:
+            raise self._printed(json.dumps(answer))
+        if answer["need"]:
             self._within(patience.copy)
             data = await in_thread(lambda: packed.data)
             await self._send([f"{len(data)}\n".encode(), data])
@@ -448,15 +450,19 @@ class Answers:
         self._head = None
         return answer
 
+    def _printed(self, text: str) -> UserError:
+        """What is said of a line that is not paceline's."""
+        first = printable(text.strip())
+        return UserError(
+            f"{self._host.name}: {self._host.python} there prints {first!r} when it begins; let it print nothing"
+        )
+
     def _parsed(self, line: bytes) -> Answer:
         answer: Answer = None
         with contextlib.suppress(ValueError):
             answer = json.loads(line, object_hook=_sharing)
         if not isinstance(answer, dict):
-            first = printable(line.decode(errors="replace").strip())
-            raise UserError(
-                f"{self._host.name}: {self._host.python} there prints {first!r} when it begins; let it print nothing"
-            )
+            raise self._printed(line.decode(errors="replace"))
         if not answer:
             self._read_no_more()
             return answer
