@@ -348,6 +348,7 @@ def test_pushd_is_followed_and_a_cd_in_a_condition_is_named(paceline: Paceline) 
         ("export V=1; export V=$((1 + RANDOM))", None, ["export V=1", "export V=$((1 + RANDOM))"]),
         ("V=a; if x; then V=b; fi", None, ["export V=a", "if x; then V=b; fi\nexport V"]),
         ("V=2; ((V*=2))", None, ["export V=2", "((V*=2))\nexport V"]),
+        ("V=a; case $X in b) V=c;; esac", None, ["export V=a", "case $X in b)V=c ;; esac\nexport V"]),
         ("read V < f", None, "read V < f\nexport V"),
         ("W=1; export W; V=$(x)", None, ["export W=1", "export W", "export V=$(x)"]),
         ('W="1 2"; V=$W', None, ['export W="1 2"', "export V=$W"]),

@@ -163,6 +163,7 @@ LINES = {
     ),
     "cat <<< it && torchrun t.py": "cat <<< it && paceline run t.py",
     "torchrun \\\n  t.py $@ \\": "run t.py $@",
+    "case $X in a) N=1;; esac; torchrun t.py": "case $X in a)N=1 ;; esac; paceline run t.py",
     'torchrun "$X': "! 'torchrun \"$X': no closing quotation",
     "(cd sub && torchrun t.py)": "(cd sub && paceline run t.py)",
     "for s in 1 2; do torchrun t.py $s; done": "for s in 1 2; do paceline run t.py $s; done",

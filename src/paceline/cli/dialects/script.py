@@ -192,12 +192,12 @@ def _program(found: list[Command], text: str) -> tuple[int, Line, bool]:
 
 def _depths(found: Sequence[Command]) -> Iterator[tuple[Command, int]]:
     """Each command, and how many loops, conditions and brackets are open behind it."""
-    depth = 0
+    depth = brackets = 0
     for command in found:
         words = plain(command.words).split()[:2]
         depth += sum(word in _OPENING for word in words) - sum(word in _CLOSING for word in words)
-        depth += (command.end == "(") - (command.end == ")")
-        yield command, depth
+        brackets = max(brackets + (command.end == "(") - (command.end == ")"), 0)  # one in a `case` may close none
+        yield command, depth + brackets
 
 
 def _refuse_blocks(found: list[Command], place: int) -> None:

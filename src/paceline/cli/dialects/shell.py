@@ -26,7 +26,7 @@ _LETTERS = f"{string.ascii_letters}{string.digits}_"
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1(?!<)")
 _ARRAY = re.compile(r"(?:^|\s)[A-Za-z_]\w*\+?=$")
 _BEHIND_NAME = re.compile(r"(?:^|\s)[A-Za-z_]\w*\+?=\S*$")
-_END = re.compile(r"&&|\|\||\|&|[|;\n()]|&(?!>)")
+_END = re.compile(r"&&|;;|\|\||\|&|[|;\n()]|&(?!>)")
 ASSIGNED = re.compile(r"([A-Za-z_]\w*\+?)=(.*)", re.DOTALL)
 
 
