@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.train.launching import launch  # noqa: E402
+
 import paceline  # noqa: E402
 
 if TYPE_CHECKING:
@@ -111,3 +113,25 @@ def test_a_checkpoint_of_another_kind_of_optimizer_is_refused(tmp_path: Path) ->
                 optimizer.param_groups[0][f"group of {run.resume()}"] = True
                 run.resume()
                 run.save(block=True)
+
+
+def phase(folder: Path) -> int:
+    with paceline.init(checkpoint_dir=folder) as run:
+        run.setup(torch.nn.Linear(2, 2))
+        for _ in run.epochs(1):
+            for _ in run.dataloader([0.0], batch_size=1):
+                pass
+        run.save(block=True)
+        return run.step
+
+
+def test_a_later_run_of_a_script_begins_though_an_earlier_one_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_RUN_DIR", str(tmp_path))
+    assert launch(phase, (tmp_path / "pretrained",), 1) == [1]
+    assert launch(phase, (tmp_path / "tuned",), 1) == [1]
+    (tmp_path / "pretrained").rename(tmp_path / "lost")
+    (tmp_path / "tuned").rename(tmp_path / "lost too")
+    with pytest.raises(RuntimeError, match="this job has saved step 1, and there is no checkpoint in"):
+        launch(phase, (tmp_path / "another",), 1)

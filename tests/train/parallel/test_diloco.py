@@ -291,6 +291,27 @@ def test_what_diloco_cannot_do() -> None:
     assert all("\n" not in line for line in one + other)
 
 
+def around(_: None) -> list[float]:
+    """Train by PyTorch's own calls."""
+    over_sockets()
+    with paceline.init(seed=1, progress=False) as run:
+        model = build()
+        sync = DiLoCo(every=2, fragments=1, overlap=False, wire="fp32")
+        model, optimizer = run.setup(model, optimizer_of(model), strategy=paceline.Strategy(sync=sync))
+        x = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
+        for _ in run.epochs(1):
+            for (part,) in run.dataloader(TensorDataset(x), batch_size=8):
+                loss_of(model, part).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return [float(each.detach().double().sum()) for each in model.parameters()]
+
+
+def test_ranks_come_together_without_run_backward() -> None:
+    first, second = launch(around, (None,), 2)
+    assert first == second
+
+
 def with_closure() -> None:
     with paceline.init() as run:
         model = build()

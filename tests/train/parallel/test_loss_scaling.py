@@ -115,6 +115,23 @@ def test_an_overflow_in_an_earlier_batch_skips_the_step_once(first: int) -> None
     assert own_scale == scale
 
 
+def narrow(_: None) -> float:
+    torch.set_default_dtype(torch.bfloat16)
+    with paceline.init(progress=False) as run:
+        model, scaler = build().float(), scaler_of()
+        model, optimizer = run.setup(model, make("adam", model), strategy=Strategy(shard=True))
+        for x, y in run.dataloader(data(), global_batch_size=BATCH):
+            run.backward(scaler.scale((model(x.float()) - y.float()).pow(2).mean()))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return float(scaler.get_scale())
+
+
+def test_a_sharded_model_is_scaled_whatever_the_default_type() -> None:
+    assert launch(narrow, (None,), 2) == [8 * SCALE] * 2
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_the_usual_loop_under_autocast(nproc: int) -> None:
     expected, scale = by_hand(2, "sgd", dtype=torch.bfloat16)

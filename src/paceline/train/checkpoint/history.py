@@ -59,18 +59,21 @@ def _record(note: Path, **record: object) -> None:
         file.write(f"\n{line}\n".encode())  # readers skip empty lines
 
 
-def noted(folder: Path) -> int | None:
-    """The step of the last checkpoint of this job, or of the one that it resumes; None if there is none."""
+def noted(folder: Path) -> tuple[int, Path] | None:
+    """The last checkpoint of this job, or of the one that it resumes: its step, and its folder; None if there is none.
+
+    It may be there still: in the folder of a run of the script that is over.
+    """
     # A script with several runs has a folder for each: `checkpoints`, `checkpoints-2`, or as it names them. Those that
     # this process has used, or that differ in their number, are of other runs.
     path = _path()
-    steps = {Path(name).name: step for name, step in _steps(path).items()} if path is not None else {}
-    if folder.name in steps:
-        return steps[folder.name]
-    if _used & steps.keys():
+    saved = {Path(name).name: (step, Path(name)) for name, step in _steps(path).items()} if path is not None else {}
+    if folder.name in saved:
+        return saved[folder.name]
+    if _used & saved.keys():
         return None
     family = re.sub(r"-\d+$", "", folder.name)
-    return next((step for name, step in reversed(steps.items()) if re.sub(r"-\d+$", "", name) != family), None)
+    return next((saved[name] for name in reversed(saved) if re.sub(r"-\d+$", "", name) != family), None)
 
 
 def _steps(note: Path) -> dict[str, int]:

@@ -296,9 +296,13 @@ class CheckpointStore:
 
     def _check_never_saved(self) -> None:
         """Check that there is nothing to load because nothing was ever saved."""
-        step = history.noted(self.folder)
+        noted = history.noted(self.folder)
+        if noted is not None and noted[1].name != self.folder.name and disk_format.scan(noted[1])[0]:
+            if self._rank == 0:
+                log.warning("%s has no checkpoint yet; step %d of this job is in %s", self.folder, *noted)
+            noted = None
         steps = self._agreement.decide(
-            b"" if step is None else b"%d" % step, lambda notes: max(notes, key=lambda it: int(it or 0))
+            b"" if noted is None else b"%d" % noted[0], lambda notes: max(notes, key=lambda it: int(it or 0))
         )
         if steps:
             job = os.environ.get("PACELINE_JOB", "JOB")

@@ -374,6 +374,17 @@ def _number(loaders: int) -> str:
     return f"{loaders or 'no'} training loader{'s' if loaders != 1 else ''}"
 
 
+def _count_on_cpu(optimizer: torch.optim.Optimizer) -> None:
+    """Put numbers of steps on the CPU that torch keeps there: read from a GPU, each step would wait for it."""
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return
+    for group in optimizer.param_groups:
+        for parameter in () if group.get("fused") or group.get("capturable") else group["params"]:
+            kept = optimizer.state.get(parameter, {})
+            if isinstance(step := kept.get("step"), torch.Tensor) and step.dim() == 0:
+                kept["step"] = step.cpu()
+
+
 def load(name: str, thing: Any, state: Any) -> None:
     """Load a part of a checkpoint."""
     if not isinstance(thing, torch.optim.Optimizer):
@@ -384,6 +395,7 @@ def load(name: str, thing: Any, state: Any) -> None:
     why = ""
     try:
         thing.load_state_dict(state)
+        _count_on_cpu(thing)
     except (ValueError, KeyError) as error:
         why = f"{error}"
     else:  # torch checks what it has loaded only in its next step

@@ -171,7 +171,7 @@ def _unscale(original: Callable[..., None]) -> Callable[..., None]:
         found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
         worst = stepping.group.all_reduce(max((float(each) for each in found.values()), default=0.0), "max")
         self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {
-            stepping.group.device: torch.tensor([worst], device=stepping.group.device)
+            stepping.group.device: torch.tensor(worst, dtype=torch.float32, device=stepping.group.device)
         }
 
     return unscale_

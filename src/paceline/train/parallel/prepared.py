@@ -330,7 +330,9 @@ class Prepared:
             if optimizer in self.optimizers:
                 self.replicas[self.optimizers.index(optimizer)] = "off"
         if is_new and (takes_parts(optimizer) or not is_sharded):
-            self._parts[optimizer] = parts = Parts(optimizer, self._group, rows=not is_sharded)
+            self._parts[optimizer] = parts = Parts(
+                optimizer, self._group, (model.module for model in self._models), rows=not is_sharded
+            )
             keeps_parts(optimizer, parts.like)
             if optimizer in self.optimizers:  # its state is that of all ranks
                 optimizer.load_state_dict(optimizer.state_dict())
@@ -751,7 +753,8 @@ class Prepared:
                     f"{describe(model.strategy.method)} each rank steps alone; use an optimizer without a closure, or "
                     "another method in Strategy(sync=…)"
                 )
-        own = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(float(loss), device=self._group.device)
+        given = loss if isinstance(loss, torch.Tensor) else torch.tensor(float(loss), dtype=torch.float32)
+        own = given.detach().to(self._group.device)
         # If a rank's batch is a stand-in, its loss may be NaN.
         own = own * self._factor if isinstance(self._factor, torch.Tensor) or self._factor else torch.zeros_like(own)
         total = self._group.all_reduce(own) / self._group.world_size

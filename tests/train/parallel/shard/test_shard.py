@@ -270,6 +270,25 @@ def test_an_optimizer_may_have_a_state_before_it_is_set_up() -> None:
         torch.testing.assert_close(state, begun(shard=False))
 
 
+def sparse(shard: Any) -> list[float]:
+    """Train an embedding with sparse gradients, with an optimizer that has a state from the start."""
+    with paceline.init(seed=1, progress=False) as run:
+        model: Any = torch.nn.Sequential(torch.nn.Embedding(7, 4, sparse=True), torch.nn.Linear(4, 1))
+        optimizer = torch.optim.Adagrad(model.parameters(), 0.1)
+        model, optimizer = run.setup(model, optimizer, strategy=paceline.Strategy(shard=shard))
+        for _ in run.epochs(2):
+            for words in run.dataloader(torch.arange(12) % 7, global_batch_size=4):
+                run.backward(model(words).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        return [float(each.detach().double().sum()) for each in model.parameters()]
+
+
+def test_embeddings_with_sparse_gradients_keep_a_whole_state() -> None:
+    (copied, _), (sharded, _) = launch_each(sparse, [(False,), ("optimizer",)], 2)
+    assert sharded == pytest.approx(copied, abs=1e-6)
+
+
 def by_hand(folder: Path, has_whole: bool) -> None:
     with paceline.init(checkpoint_dir=folder, checkpoint_every=1, keep=9) as run:
         model: Any = build()

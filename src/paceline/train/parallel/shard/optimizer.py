@@ -18,6 +18,8 @@ from .mesh import make_mesh
 from .wires import Wires
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch.distributed.tensor import DTensor
 
     from paceline.train.group.group import Group
@@ -50,15 +52,24 @@ def takes_parts(optimizer: torch.optim.Optimizer) -> bool:
 class Parts:
     """This rank's parts of the parameters of an optimizer."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, group: Group, *, rows: bool) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, group: Group, models: Iterable[torch.nn.Module], *, rows: bool
+    ) -> None:
         """Make an optimizer keep its state for them only: for `rows` of whole parameters, or for sharded ones.
 
-        A collective of all ranks.
+        Embeddings of the models that have sparse gradients stay whole. A collective of all ranks.
         """
         check_each_number(optimizer, rows=True)
         self._rank, self._count, self._guard = group.rank, group.world_size, group.guard
         self._mesh = make_mesh(group.world_size, group)[0] if rows else None
         self._wires = Wires(group, range(group.world_size), self._mesh.get_group()) if self._mesh is not None else None
+        self._sparse = {
+            part.weight
+            for model in models
+            for part in model.modules()
+            if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and part.sparse
+        }
+        self._has_parts = False  # of a state; one that was there before is whole
         self._parts: dict[torch.Tensor, torch.nn.Parameter] = {}
         self._whole: list[list[torch.Tensor]] = []  # the parameters of each group, in a step
         before, after = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
@@ -87,7 +98,7 @@ class Parts:
                 "a closure computes gradients of whole parameters within the step, where the optimizer has parts of "
                 "them; call optimizer.step() without one, or set shard=False"
             )
-        self._whole = []
+        self._whole, self._has_parts = [], True
         for group in optimizer.param_groups:
             self._whole.append(group["params"])
             group["params"] = [self._in_step(optimizer, each) for each in group["params"]]
@@ -152,7 +163,8 @@ class Parts:
         if self._mesh is None or is_dtensor(parameter):
             return self._mesh is None and is_dtensor(parameter)
         gradient = parameter.grad
-        return parameter.dim() > 0 and parameter.shape[0] > 0 and not (gradient is not None and gradient.is_sparse)
+        is_sparse = parameter in self._sparse or (gradient is not None and gradient.is_sparse)
+        return parameter.dim() > 0 and parameter.shape[0] > 0 and not is_sparse
 
     def _most(self, tensor: torch.Tensor) -> int:
         """The largest number of rows of a rank."""
@@ -192,7 +204,7 @@ class Parts:
     def _saved(self, optimizer: torch.optim.Optimizer, state: StateDict) -> None:
         """In what `state_dict` returns, say which part of the whole each tensor is."""
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        for number, kept in state["state"].items():
+        for number, kept in state["state"].items() if self._has_parts else ():
             parameter = parameters[number]
             if self._is_cut(parameter):
                 own = self._own(parameter).shape
@@ -205,6 +217,7 @@ class Parts:
 
     def _loaded(self, optimizer: torch.optim.Optimizer, state: StateDict) -> StateDict:
         """Of what `load_state_dict` is given, take this rank's rows."""
+        self._has_parts = True
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         kept = {number: dict(each) if isinstance(each, dict) else each for number, each in state["state"].items()}
         for number, each in kept.items():

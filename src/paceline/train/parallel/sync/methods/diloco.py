@@ -171,11 +171,12 @@ class DiLoCoExchange(ApartExchange):
         stepped = len(self._fragments) == 1 and not self._options.delayed and self._is_turn(0, self._steps)
         return not self._is_apart or stepped
 
-    def saw_loss(self, loss: torch.Tensor) -> None:
-        """See `Synchroniser.saw_loss`: before the first step, all ranks have the same model."""
-        self._start()
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """See `Synchroniser.follow`: before its first step, all ranks have the same model."""
+        super().follow(optimizer)
+        optimizer.register_step_pre_hook(self._start)
 
-    def _start(self) -> None:
+    def _start(self, *_: object) -> None:
         if not self._is_started:
             self._is_started = True
             for fragment in self._fragments:

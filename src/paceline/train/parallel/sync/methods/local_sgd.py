@@ -47,7 +47,7 @@ class Pace:
         """Add the loss of a batch of this rank."""
         if self.adapts:
             own = loss.detach().float().reshape(1)
-            self._sum = own.clone() if self._sum is None else self._sum + own
+            self._sum = own.clone() if self._sum is None else self._sum.to(own.device) + own
             self._count += 1
 
     @property
@@ -141,7 +141,7 @@ class LocalExchange(ApartExchange):
             for tensor, mean in zip(tensors, means(tensors, self._averaging.average), strict=True):
                 tensor.copy_(mean)
         if self._optimizer is not None and self._pace.adapts:
-            loss = self._pace.loss
+            loss = self._pace.loss.to(tensors[0].device)
             self._averaging.average(loss)
             self._pace.adapt(float(loss), float(self._optimizer.param_groups[0]["lr"]))
 
