@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -155,7 +156,14 @@ def own_loops(folder: str, kill_at: str, form: str) -> Any:
             "loader": lambda: shuffled,
             "stream": lambda: DataLoader(Halves(), batch_size=2),
             "generator": lambda: (torch.tensor([[float(n)]]) for n in range(10)),
+            "feed": lambda: train,
+            "part of a feed": lambda: itertools.islice(train, 6),
+            "pieces of a feed": lambda: (piece for (x,) in train for piece in x.split(1)),
         }
+        if "feed" in form:
+            size = 1 if form == "part of a feed" else 2
+            data = TensorDataset(torch.arange(20.0 if form == "feed" else 10.0)[:, None])
+            train = run.dataloader(data, global_batch_size=size, shuffle=True)
         for epoch in run.epochs(3):
             for item in run.steps(forms[form]()):
                 x = item[0] if isinstance(item, list) else item
@@ -169,10 +177,12 @@ def own_loops(folder: str, kill_at: str, form: str) -> Any:
         return run.step, state.used, weights(model)
 
 
-@pytest.mark.parametrize("form", ["text", "loader", "stream", "generator"])
+@pytest.mark.parametrize(
+    "form", ["text", "loader", "stream", "generator", "feed", "part of a feed", "pieces of a feed"]
+)
 def test_steps_over_anything_are_whole(form: str, tmp_path: Path) -> None:
     training = Training(tmp_path, own_loops, form)
-    steps = 3 * (5 if form == "stream" else 10)
+    steps = {"stream": 15, "part of a feed": 6 + 4 + 6}.get(form, 30)  # a part is followed by the rest of the epoch
     training.check("4", "8", f"{steps - 1}")
     done, used, _ = training.resumed()[0]
     assert done == steps
@@ -255,6 +265,25 @@ def test_steps_without_epochs_resume_by_themselves(tmp_path: Path) -> None:
     training = Training(tmp_path, outermost)
     training.check("3", "stop 5", "stop 7", "8", ranks=2)
     assert [result[:2] for result in training.resumed(2)] == [(9, list(range(9)))] * 2
+
+
+def outermost_feed(folder: str, kill_at: str) -> Any:
+    with paceline.init(seed=1, checkpoint_dir=folder, checkpoint_every=2, progress=False) as run:
+        model, optimizer = build(run)
+        train = run.dataloader(TensorDataset(torch.arange(16.0)[:, None]), global_batch_size=4, shuffle=True)
+        used = run.state(samples=[])
+        for _ in range(2):
+            for (x,) in run.steps(train):
+                die(run, kill_at, f"{run.step}")
+                step(run, model, optimizer, x)
+                used.samples.append(x.flatten().tolist())
+        return run.step, used.samples, weights(model)
+
+
+def test_steps_over_a_training_loader_without_epochs_leave_out_whole_passes(tmp_path: Path) -> None:
+    training = Training(tmp_path, outermost_feed)
+    training.check("2", "stop 5", "7", ranks=2)
+    assert training.resumed(2)[0][0] == 8
 
 
 def by_hand(folder: str, kill_at: str, every: int | None) -> Any:

@@ -252,14 +252,19 @@ class Loader:
 
         With `ends`, an epoch of which nothing was left there stays ended if an iteration has ended it since.
         """
-        now = self._position.mark()
-        if (now[:2], now[3:]) == (mark[:2], mark[3:]):  # the state of a data set may not be comparable
+        if self.is_at(mark):
             return
+        epoch = self._position.epoch
         self._position.go_back(mark)
-        if ends and mark[3] and now[0] > mark[0]:
+        if ends and mark[3] and epoch > mark[0]:
             self._position.end_epoch()
         self.leave()
         self._workers_follow = False
+
+    def is_at(self, mark: Mark) -> bool:
+        """Whether `mark` is the position."""
+        now = self._position.mark()
+        return (now[:2], now[3:]) == (mark[:2], mark[3:])  # the state of a data set may not be comparable
 
     @staticmethod
     def mark_of(state: Mapping[str, Any]) -> Mark:

@@ -59,14 +59,19 @@ class Feed:
 
     def __iter__(self) -> Iterator[Any]:
         refuse_update_bn(sys._getframe(1))
-        steps, body = self._steps, self._steps.body
-        if steps.needs_ends:
-            self.loader.look_ahead()
-        if body is not None and self._made_in == body:
-            steps.warn_of_new_loader()
+        self.begins()
+        steps = self._steps
         if steps.encloses(self.loader):  # of loaders that are iterated together, the first one counts the steps
             for batch in self.loader:
                 steps.add(self.loader)
                 yield batch
         else:
             yield from steps.count(self.loader)
+
+    def begins(self) -> None:
+        """An iteration over the loader begins."""
+        steps, body = self._steps, self._steps.body
+        if steps.needs_ends:
+            self.loader.look_ahead()
+        if body is not None and self._made_in == body:
+            steps.warn_of_new_loader()

@@ -16,10 +16,13 @@ import torch
 from paceline.train.data.random_state import random_states, set_random_states
 
 if TYPE_CHECKING:
+    from paceline.train.data.loader import Loader
     from paceline.train.data.random_state import RandomStates
+    from paceline.train.data.sampler import Mark
     from paceline.train.torch_types import StateDict
 
 Body = tuple[int, int]  # one epoch of one loop: the number of the loop and the epoch, both from 0
+Start = tuple["Loader", "Mark"]  # a training loader, and where it was at the start of a pass
 
 
 class Pass:
@@ -34,16 +37,17 @@ class Pass:
         self.repeats = False  # those of earlier attempts come again
         self._items = items
         self._began: RandomStates | None = None
+        self._starts: Sequence[Start] = ()
         self._size = length_of(items)
 
-    def skip(self, taken: int, began: RandomStates | None, *, same_ranks: bool) -> None:
+    def skip(self, taken: int, began: RandomStates | None, starts: Sequence[Start], *, same_ranks: bool) -> None:
         """Before the first item: skip those that were trained on before a resume, if the first items are the same.
 
         With another number of ranks, that is so for a sequence alone: a loader may give each rank other items.
         """
         self.repeats = not (same_ranks or isinstance(self._items, (Sequence, torch.Tensor)))
         if not self.repeats:
-            self.done, self._began = taken, began
+            self.done, self._began, self._starts = taken, began, starts
 
     def __len__(self) -> int:
         if self._size is None:
@@ -64,9 +68,15 @@ class Pass:
         now = random_states()
         if self._began is not None:  # so that an order drawn at the start of the iteration is the same again
             set_random_states(self._began)
+        places = [loader.mark() for loader, _ in self._starts]
+        for loader, start in self._starts:  # items may be made of their batches
+            loader.go_back(start)
         items = iter(self._items)
         for _ in range(self.done):
             next(items, None)
+        for (loader, start), place in zip(self._starts, places, strict=True):
+            if loader.is_at(start):  # the items are not made of its batches
+                loader.go_back(place)
         if self._began is not None:
             set_random_states(now)
         return items
@@ -106,6 +116,7 @@ class Passes:
         # In the pass that ended last, if it had trained and was left before its end; None behind it.
         self.left: Place | None = None
         self.looks: dict[int, Any] = {}  # that have ended, by number: what is kept of the loaders at their start
+        self.starts: Sequence[Start] = ()  # of the pass that began last, if it is one of `Run.steps`
         self._keep_random = keep_random
         self._same_ranks = True  # as in the checkpoint that is resumed
         self._ended = self._events = 0
@@ -119,15 +130,18 @@ class Passes:
         self._ended = self._events = 0
         self._body, self._began, self._ends = self._random(), None, {}
 
-    def begin(self, source: Any) -> bool:
+    def begin(self, source: Any, starts: Sequence[Start] = ()) -> bool:
         """Begin a pass; returns whether it goes on where the checkpoint was taken that is resumed."""
         target = self.target
         is_resumed = target is not None and target.trains and target.ended == self._ended
-        if target is not None and is_resumed and isinstance(source, Pass):
-            source.skip(target.taken, self._began, same_ranks=self._same_ranks)
+        is_of_items = isinstance(source, Pass)
+        if target is not None and is_resumed and is_of_items:
+            source.skip(target.taken, self._began, self.starts, same_ranks=self._same_ranks)
         self.source, self.trains, self.left = source, is_resumed, None
         if target is None:
             self._began = self._random()
+        if target is None or (is_resumed and is_of_items and source.repeats):
+            self.starts = starts if is_of_items else ()
         return is_resumed
 
     def skips(self) -> bool:
@@ -183,9 +197,11 @@ class Passes:
         taken = self.source.done - before if isinstance(self.source, Pass) else 0
         return Place(self._ended, trains=True, taken=taken)
 
-    def resume(self, place: Sequence[Any], looks: Mapping[int, Any], *, same_ranks: bool) -> None:
+    def resume(
+        self, place: Sequence[Any], looks: Mapping[int, Any], starts: Sequence[Start], *, same_ranks: bool
+    ) -> None:
         """Continue from a place; `load_state_dict` must have been called, if random states are known."""
-        self._same_ranks = same_ranks
+        self._same_ranks, self.starts = same_ranks, starts
         self.source, self.trains, self._ended, self._events = None, False, 0, 0
         self.target = None if Place(*place) == Place() else Place(*place)
         self.looks = dict(looks)

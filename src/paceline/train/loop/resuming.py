@@ -140,7 +140,10 @@ class Resuming:
             number: [feed.loader.mark_of(state) for feed, state in zip(feeds, states, strict=False)]
             for number, states in progress["looks"].items()
         }
-        self._passes.resume(progress["place"], looks, same_ranks=self._checkpoints.has_same_ranks(found))
+        starts = [
+            (feed.loader, feed.loader.mark_of(state)) for feed, state in zip(feeds, progress["starts"], strict=False)
+        ]
+        self._passes.resume(progress["place"], looks, starts, same_ranks=self._checkpoints.has_same_ranks(found))
         if self._passes.target is not None:
             self._near = dataclasses.replace(
                 found, shared_state={**dict.fromkeys(found.shared_state), "progress": progress}

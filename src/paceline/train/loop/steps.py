@@ -13,6 +13,7 @@ from paceline.train.control.exit_report import Preempted, record
 from paceline.train.data.loader import Loader
 
 from .closing import Ending
+from .feed import Feed
 from .first_steps import FirstSteps
 from .gradients import Gradients
 from .optimizers import OtherOptimizers
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from paceline.train.torch_types import Arguments, StateDict
 
     from .checkpointing import Checkpointing
-    from .feed import Feed
     from .passes import Body
     from .tune_trial import Trial
 
@@ -207,8 +207,9 @@ class Steps:
         return self._source is not None
 
     def over(self, items: Iterable[Any]) -> Iterator[Any]:
-        one = Pass(items, self._group.data_size)
-        if self.encloses(one):
+        feed = items if isinstance(items, Feed) else None
+        source = feed.loader if feed is not None else Pass(items, self._group.data_size)
+        if self.encloses(source):
             raise RuntimeError(
                 "run.steps was iterated within another loop whose steps are counted; iterate one of them only, or both "
                 "together: for a, b in zip(loader, items)"
@@ -216,7 +217,9 @@ class Steps:
         is_first = self._is_before_loops and not self._resuming.has_looked
         if is_first and self._resuming.find() and not self._resuming.is_ahead:
             self._load()
-        yield from self.count(one)
+        if feed is not None:
+            feed.begins()
+        yield from self.count(source, is_numbered=True)
 
     def encloses(self, source: Loader | Pass) -> bool:
         """Whether a loop over `source` that begins now is one within the loop under way.
@@ -228,10 +231,11 @@ class Steps:
             return False
         return isinstance(outer, Pass) or self._came_in == self.body
 
-    def count(self, source: Loader | Pass) -> Iterator[Any]:
+    def count(self, source: Loader | Pass, *, is_numbered: bool = False) -> Iterator[Any]:
         """The batches of `source`, which are steps. Ends the loop under way."""
         self._leave()
-        if not self._enter(source):
+        # Before `Run.epochs`, the script itself continues its loops over loaders.
+        if not self._enter(source, is_numbered=is_numbered or not self._is_before_loops):
             return
         with self._loop(source) as number:
             for batch in source:
@@ -247,11 +251,9 @@ class Steps:
         """Whether the script has not come to `Run.epochs`."""
         return self._epochs.number < 0
 
-    def _enter(self, source: Loader | Pass) -> bool:
+    def _enter(self, source: Loader | Pass, *, is_numbered: bool) -> bool:
         """Begin a pass; returns False if a resumed run leaves it out, as one that has trained and ended before."""
         self._settle()
-        # Before `Run.epochs`, the script itself continues its loops over loaders.
-        is_numbered = isinstance(source, Pass) or not self._is_before_loops
         self._journal = self._passes if is_numbered else Passes(keep_random=False)
         if self._journal.skips():
             self._has_looped = True
@@ -260,7 +262,8 @@ class Steps:
             self._arrive()
         look = self._journal.seen_look()
         self._marks = [feed.loader.mark() for feed in self.feeds]
-        if self._journal.begin(source):
+        starts = [(feed.loader, mark) for feed, mark in zip(self.feeds, self._marks, strict=True)]
+        if self._journal.begin(source, starts):
             self._arrive()
             if isinstance(source, Pass) and source.repeats:
                 self._warn(_REPEATS)
@@ -325,8 +328,9 @@ class Steps:
             self._trial.saw_batch(source.total)
 
     def add(self, loader: Loader) -> None:
-        """Add another loader's batch to the current step."""
-        self._batches.append(loader)
+        """Add another loader's batch to the current step; between two steps, the next item is made of it."""
+        if self.within:
+            self._batches.append(loader)
 
     def _end(self) -> None:
         if self._is_asked and not (self._gradients.has_seen or self._prepared.has_optimizers):
@@ -648,6 +652,7 @@ class Steps:
             "step": done,
             "place": tuple(place),
             "looks": {number: self._states(look) for number, look in self._passes.looks.items()},
+            "starts": self._states([mark for _, mark in self._passes.starts]),
             "loaders": [
                 *self._states(marks),
                 *(
