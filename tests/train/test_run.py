@@ -461,6 +461,22 @@ def test_a_loader_has_its_data_set(evaluation: bool) -> None:
         assert (len(loader.dataset), len(loader)) == (7, 4)
 
 
+def test_each_loader_has_a_seed_of_its_own() -> None:
+    with paceline.init(seed=7, progress=False) as run:
+        data = torch.arange(100.0)
+        train, other, third = (run.dataloader(data, 100, shuffle=True) for _ in range(3))
+        given = run.dataloader(data, 100, shuffle=True, seed=7)
+        evaluation = run.dataloader(data, 100, shuffle=True, evaluation=True)
+        orders = [next(iter(loader)).tolist() for loader in (given, train, other, third, evaluation)]
+        assert orders[0] == orders[1], "the first one has that of the run"
+        assert len({*map(tuple, orders)}) == 4
+        for epoch in run.epochs(2):
+            made = [next(iter(run.dataloader(data, 100, shuffle=True))).tolist() for _ in range(2)]
+            orders += made if epoch == 0 else []
+            assert orders[-2:] == made and made[0] != made[1], "those of each epoch's body are like those of the first"
+        assert len({*map(tuple, orders)}) == 6
+
+
 def interrupted() -> None:
     raise KeyboardInterrupt
 

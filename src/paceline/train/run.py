@@ -18,7 +18,7 @@ from paceline.train.control.watch import Collective, Watch
 from paceline.train.data.agreement import SameData
 from paceline.train.data.keep_working import KeepWorking
 from paceline.train.data.make_loader import check_options, make_loader, tuned
-from paceline.train.data.random_state import SharedDraws, seed_generators
+from paceline.train.data.random_state import SharedDraws, derive_seed, seed_generators
 from paceline.train.group import file_meeting, join
 from paceline.train.group.group import Collectives, Group
 from paceline.train.loop.checkpointing import Checkpointing, Interval, open_store
@@ -488,7 +488,8 @@ class Run(Collectives):
             batch_size: samples per rank and step; or pass `global_batch_size`, of all ranks together.
             shuffle: whether every epoch has a new random order.
             evaluation: whether the batches are for evaluation.
-            options: see `paceline.train.data.make_loader.make_loader`.
+            options: see `paceline.train.data.make_loader.make_loader`. With neither `seed` nor `generator`, the first
+                loader has the seed of `init`, and each later one another that follows from it.
 
         Raises:
             paceline.DataMismatch: the ranks' data or options differ; raised at the first batch, not by this call.
@@ -504,7 +505,9 @@ class Run(Collectives):
         if "global_batch_size" in options and not evaluation:
             self._prepared.divides_batches()
         if "generator" not in options:
-            options.setdefault("seed", self._seed)
+            # Of its own, so that loaders that are iterated together have nothing in common; 0 is for evaluation.
+            number = 0 if evaluation else self._steps.loaders_before
+            options.setdefault("seed", derive_seed(self._seed, number) if evaluation or number else self._seed)
         loader = make_loader(
             dataset,
             batch_size=batch_size,

@@ -46,7 +46,7 @@ class Feed:
 
     def __init__(self, loader: Loader, steps: Counter) -> None:
         self.loader = loader
-        self._made_in = steps.body
+        self.made_in = steps.body  # the epoch's body; None outside of `Run.epochs`
         self._steps = steps
 
     def __len__(self) -> int:
@@ -73,5 +73,5 @@ class Feed:
         steps, body = self._steps, self._steps.body
         if steps.needs_ends:
             self.loader.look_ahead()
-        if body is not None and self._made_in == body:
+        if body is not None and self.made_in == body:
             steps.warn_of_new_loader()

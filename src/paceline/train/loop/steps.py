@@ -124,6 +124,11 @@ class Steps:
         """Whether an epoch's last batch must be known as such before the next batch is requested."""
         return self.accumulates or (self._checkpoints.can_save and self.body is not None)
 
+    @property
+    def loaders_before(self) -> int:
+        """Number of training loaders that the script has made so far, without those of other epochs' bodies."""
+        return sum(feed.made_in in (None, self.body) for feed in self.feeds)
+
     def over_epochs(self, count: int) -> Iterator[int]:
         self._leave_look()
         self._settle()
