@@ -523,6 +523,7 @@ class Run(Collectives):
         where = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
         self._same_data.add(loader, where, evaluation=evaluation)
         if evaluation:
+            loader.on_evaluation_begins = self._prepared.evaluation_begins
             loader.on_evaluation, loader.on_evaluated = self._prepared.evaluate, self._prepared.evaluated
             return loader
         feed = Feed(loader, self._steps)

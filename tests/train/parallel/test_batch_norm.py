@@ -72,3 +72,41 @@ def test_statistics_are_those_of_one_process(kind: str, nproc: int) -> None:
         assert modes == [True, False, True, True, True, True]
         assert step == 3  # no step follows the batches of the last loop
         assert len(rest) == 3  # training goes on where it was
+
+
+def evaluated(leaves: str) -> dict[str, list[float]]:
+    """The statistics where this rank evaluates: within the loop, after it was left, and after `run.epochs`."""
+    with paceline.init(seed=0, progress=False) as run:
+        model: Any = build()
+        model, optimizer = run.setup(model, torch.optim.SGD(model.parameters(), 0.1))
+        train = run.dataloader(data(), global_batch_size=BATCH, drop_last=True)
+        one = run.dataloader(TensorDataset(torch.zeros(1, 1, 4)), global_batch_size=2, evaluation=True)
+        seen = {}
+
+        def evaluate(where: str) -> None:
+            model.eval()
+            with torch.no_grad():
+                for (x,) in one:  # one rank has no batch
+                    model(x)
+            model.train()
+            seen[where] = statistics(model)
+
+        for _ in run.epochs(1):
+            for number, (x, _) in enumerate(train):
+                run.backward(model(x).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+                if number == 1:
+                    evaluate("within")
+                if number == 2:
+                    break
+            if leaves == "evaluates":
+                evaluate("behind")
+        return seen | {"over": statistics(model)}
+
+
+@pytest.mark.parametrize("leaves", ["evaluates", "ends"])
+def test_ranks_evaluate_with_the_same_statistics_within_a_loop_and_after_a_break(leaves: str) -> None:
+    first, second = launch(evaluated, (leaves,), 2)
+    assert first == second
+    assert len({*map(tuple, first.values())}) == 2, "each with those of the steps before"

@@ -66,6 +66,7 @@ class Loader:
         self.made_of = made_of  # the data set and everything else that determines the samples, by name
         self.shard: Shard | None = None  # the shard of the batch yielded last; None before the first
         self.on_begin: Callable[[], None] = lambda: None  # called before each iteration
+        self.on_evaluation_begins: Callable[[], None] = lambda: None  # called before each evaluation
         # Called with True before each batch of an evaluation, and with False at its end.
         self.on_evaluation: Callable[[bool], None] = lambda _: None
         self.on_evaluated: Callable[[], None] = lambda: None  # called when all its batches were used
@@ -108,6 +109,7 @@ class Loader:
 
     def _evaluate(self) -> Iterator[Any]:
         """The batches; `on_evaluation` is called for each."""
+        self.on_evaluation_begins()
         try:
             for batch in self._batches():
                 self.on_evaluation(True)

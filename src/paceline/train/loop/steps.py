@@ -164,6 +164,7 @@ class Steps:
         self._settle()
         if self._passes.target is not None:
             self._arrive()
+        self._prepared.evaluation_begins()  # the script may evaluate without a loader of the run
         self._metrics.body_ends(self._epochs.epoch, self.done)
         is_uncounted = self._is_uncounted()
         if is_uncounted and self._checkpoints.is_due_after(self.done, epoch_counts=not self._uncounted):

@@ -86,6 +86,7 @@ class Model:
         stages: which rank has which blocks; None if all have the same.
         was_called: whether there was a forward pass with gradients since the last `check_gradients`.
         has_gradients: whether a backward since then has computed gradients that ranks must exchange.
+        has_own_buffers: whether a forward pass of training may have changed this rank's buffers.
     """
 
     stages: Stages | None = None
@@ -125,7 +126,7 @@ class Model:
         self.was_called = False
         self._is_exchanging = False  # whether it was called with gradients that will be exchanged
         self._is_evaluating = False  # ranks may have different numbers of evaluations
-        self.has_gradients = False
+        self.has_gradients = self.has_own_buffers = False
         self._partial: list[tuple[torch.nn.Parameter, torch.Tensor | None, int]] = []
         self._partial_call = script_call()
         self.late = LateExchange(group, self._is_late)
@@ -302,6 +303,8 @@ class Model:
     def _see(self, given: Arguments) -> None:
         """Note a forward pass, and check that tensors are on the model's device."""
         self.was_called = self.was_called or torch.is_grad_enabled()
+        if torch.is_grad_enabled() and self.module.training and not self._is_evaluating:
+            self.has_own_buffers = True
         args, kwargs = given
         device = self._group.device
         for value in (*args, *kwargs.values()):

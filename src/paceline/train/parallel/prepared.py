@@ -857,6 +857,18 @@ class Prepared:
             for model in self._models:
                 model.settle()
                 model.share_buffers()
+                model.has_own_buffers = False
+
+    def evaluation_begins(self) -> None:
+        """Let all ranks evaluate with rank 0's buffers, if training has changed any; all ranks call this.
+
+        Where ranks train apart, as in local SGD, each keeps its own.
+        """
+        with self._group.guard:
+            for model in self._models:
+                if model.has_own_buffers and (model.synchroniser is None or model.synchroniser.steps_alike):
+                    model.share_buffers()
+                    model.has_own_buffers = False
 
     def evaluate(self, evaluating: bool) -> None:
         """Set whether the next forward passes are for evaluation; ranks may have different numbers of them."""

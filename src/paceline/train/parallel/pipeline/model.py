@@ -240,7 +240,7 @@ class PipelineModel(Model):
             The loss of the batch, on all ranks of the pipeline.
         """
         stages, module = self.stages, self.module
-        self.was_called = True
+        self.was_called = self.has_own_buffers = True
         self._look_at(microbatches[0].given)
         if self._has_changed:
             self.refresh()
