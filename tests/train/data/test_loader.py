@@ -301,6 +301,21 @@ class TestAugmentation:
         drawn = [float(x) for seed in (0, 1) for batch in self.batches(seed=seed) for x in batch[1]]
         assert len(set(drawn)) == len(drawn) == 80
 
+    @pytest.mark.parametrize(
+        ("dataset", "options"),
+        [
+            (Augmented(12), {"shuffle": True}),
+            (Augmented(12), {"sampler": RandomSampler(range(12), num_samples=6)}),
+            (ShuffledStream(12), {}),
+            (ShuffledStream(12), {"num_workers": 2, "persistent_workers": True}),
+        ],
+    )
+    def test_is_the_same_in_each_pass_of_an_evaluation(self, dataset: Any, options: dict[str, Any]) -> None:
+        (loader,) = world(1, dataset, batch_size=3, evaluation=True, **options)
+        first = list(loader)
+        next(iter(loader))
+        assert same([list(loader), list(loader)], [first, first]), "so also after a resume"
+
     def test_includes_the_collate_function(self) -> None:
         def collate(samples: list[Any]) -> float:
             return random.random()

@@ -123,8 +123,9 @@ class Loader:
         self.leave()
         iteration = self._iterations
         self.on_begin()
-        if self._evaluation:
+        if self._evaluation:  # each pass draws the same, since no checkpoint has the number of passes
             self._position.rewind()
+            self._position.epoch = 0
         if self._position.is_over:  # after its last batch, the loop was left or a state saved
             self._workers_follow = False
             self._position.end_epoch()

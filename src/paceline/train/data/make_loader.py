@@ -82,7 +82,8 @@ def make_loader(
         replacement: whether weighted draws may repeat a sample within an epoch.
         num_samples: weighted draws per epoch; the length of the data set if None.
         drop_last: leave out the last global batch of an epoch if it is smaller.
-        evaluation: every iteration starts with the first sample; ranks without a sample stop early.
+        evaluation: every iteration starts with the first sample, and draws the same random numbers; ranks without a
+            sample stop early.
         pin_memory: copy batches to pinned memory first; None means only for GPUs.
         in_order: if False, the batches of an evaluation come in the order in which workers finish them. In training
             they always come in order, since otherwise a resume could not tell which of them were used.
@@ -137,7 +138,7 @@ def make_loader(
         raise ValueError("split_batches is for the batches of a batch_sampler: pass one, or leave it out")
     if _is_iterable(dataset):
         _at_most_one(iterable_dataset=dataset, **orders)
-        stream = StreamFetch(dataset, collate, stand_in=not evaluation, **sharding)
+        stream = StreamFetch(dataset, collate, evaluation=evaluation, **sharding)
         position = EpochPosition(order="iterable", seed=seed, size=_length(dataset), global_batch_size=size)
         steps = functools.partial(_steps, dataset, position, drop_last)
         parts = Split(

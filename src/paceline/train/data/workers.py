@@ -91,7 +91,7 @@ class StreamFetch(IterableDataset[Any]):
         rank: int,
         world_size: int,
         drop_last: bool,
-        stand_in: bool,
+        evaluation: bool,
     ) -> None:
         self._dataset = dataset
         self._collate_fn = collate_fn
@@ -100,7 +100,7 @@ class StreamFetch(IterableDataset[Any]):
         self._rank = rank
         self._world_size = world_size
         self._drop_last = drop_last
-        self._stand_in = stand_in
+        self._evaluation = evaluation
         self._random = RandomStream()
         self._random_batch = RandomStream()  # of its own, since the other one is continued
         self._start: tuple[int, int, Any] = (0, 0, None)
@@ -110,7 +110,10 @@ class StreamFetch(IterableDataset[Any]):
         self._looks_ahead = False
 
     def begin(self, start: EpochPosition, parts: Parts | None = None) -> None:
-        """Set where the next iteration begins. The one after it is the next epoch, also in persistent workers."""
+        """Set where the next iteration begins.
+
+        The one after it is the next epoch, also in persistent workers; in an evaluation, it is the same one again.
+        """
         self._start = (start.epoch, start.position, start.stream)
         self._parts = parts
         self._global_batch_size = start.global_batch_size
@@ -120,7 +123,7 @@ class StreamFetch(IterableDataset[Any]):
         worker = get_worker_info()
         worker_id, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         yield from self._in_parts(worker_id, workers) if self._parts is not None else self._whole(worker_id, workers)
-        self._start = (self._start[0] + 1, 0, None)
+        self._start = (self._start[0] + (not self._evaluation), 0, None)
         self._parts = Parts(self._parts.count) if self._parts is not None else None
 
     def _in_parts(self, worker_id: int, workers: int) -> Iterator[tuple[Any, Shard]]:
@@ -144,7 +147,7 @@ class StreamFetch(IterableDataset[Any]):
         for step, cut in enumerate(self._cuts(worker_id, workers)):
             start, stop = cut.start, cut.start + len(cut.elements)
             low, high, samples = share(start, stop, self._rank, self._world_size)
-            if not samples and not self._stand_in:
+            if not samples and self._evaluation:
                 return
             if step % workers == worker_id:
                 indices = list(range(low, high))
