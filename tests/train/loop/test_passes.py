@@ -191,6 +191,29 @@ def test_an_iterator_that_is_over_is_told(tmp_path: Path) -> None:
         train(tmp_path / "before", lambda *_: next(kept[0]), before=lambda loader: kept.append(held(loader)))
 
 
+def ahead(loader: Any, step: Callable[[Any], None]) -> None:
+    batches = iter(loader)
+    following = next(batches, None)
+    while following is not None:
+        (x,), following = following, next(batches, None)
+        step(x)
+
+
+def but_first(loader: Any, step: Callable[[Any], None]) -> None:
+    for number, (x,) in enumerate(loader, loader.batch_index):
+        if number:
+            step(x)
+    once(loader, step)
+
+
+@pytest.mark.parametrize(("body", "times"), [(ahead, 1), (but_first, 0), (twice, 0)])
+def test_batches_that_are_requested_ahead_are_told(
+    body: Callable[..., None], times: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, body)
+    assert caplog.text.count("something requests the batches of a training loader ahead of the loop") == times
+
+
 @pytest.mark.parametrize("hold", ["none", "same", "other", "evaluation", "trained"])
 def test_steps_are_counted_while_an_iterator_is_held(hold: str) -> None:
     with paceline.init(seed=1, progress=False) as run:

@@ -49,6 +49,10 @@ _REPEATS = (
     "ranks, or of other groups of them that share data, with which items that are no sequence may be others; iterate "
     "run.dataloader to use each sample once"
 )
+_AHEAD = (
+    "something requests the batches of a training loader ahead of the loop, so a resumed run would leave out those "
+    "between; iterate run.dataloader itself, with num_workers= and prefetch_factor= to read ahead"
+)
 _LEFT = (
     "this iteration of a training loader is over, since the loader was iterated anew, or an epoch of run.epochs has "
     "begun or ended and nothing was trained before; iterate the loader again: for batch in loader"
@@ -96,6 +100,8 @@ class Steps:
         # The last pass, which is under way, or of which it is not known whether it was a look.
         self._is_whole = False  # whether it has come to its end
         self._is_open = False  # whether it has ended with gradients that an optimizer may still use
+        self._is_unused: bool | None = None  # whether nothing used its first batch; None: that batch has not ended
+        self._is_ahead = False  # whether it has ended, so that a step after it uses its last batch
         self._pending = 0  # batches that count if a step follows in the pass
         self._tentative = 0  # batches that were counted since gradients were computed, and do not count without a step
         self._unseen = 0  # looks before any step, and without an optimizer
@@ -157,6 +163,7 @@ class Steps:
 
     def _body_begins(self) -> None:
         self._has_looped, self._uncounted, self._counting = False, 0, None
+        self._is_ahead = False
 
     def _body_ends(self) -> None:
         """At the end of an epoch's body: write what was logged in it, and take a checkpoint that was due."""
@@ -289,6 +296,7 @@ class Steps:
         self._loops += 1
         number = self._loops
         self._source, self._asked, self._is_whole = source, self.done, False
+        self._is_unused, self._is_ahead = None, False
         self._has_looped = self._has_looped or self._journal.trains
         self._gradients.pass_begins()
         self._metrics.epoch_begins(self._epochs.epoch, self._epochs.count, length_of(source), source.done)
@@ -358,6 +366,7 @@ class Steps:
     def _epoch_ends(self) -> None:
         """At the end of a loader's epoch, on all ranks."""
         self._is_whole = True
+        self._is_ahead = self._is_unused is True and self._journal.trains and self._checkpoints.can_save
         if self._is_fresh and self.body is not None:
             self._is_late = True  # only now it is known that it was the last batch
         self._prepared.share_buffers()
@@ -371,6 +380,8 @@ class Steps:
 
     def _count(self) -> None:
         """Count the batch: as a step, if one of the pass was seen; else that is known when one follows."""
+        if self._is_unused is None:
+            self._is_unused = not (self._gradients.trained or self._prepared.was_called)
         if not self._journal.trains and self._has_trained:
             self._train()
         if self._journal.trains:
@@ -490,6 +501,8 @@ class Steps:
             if not self._first.optimizer_stepped(self._gradients, source, max(self._prepared.accumulates)):
                 self._first = None
         self._gradients.optimizer_stepped()
+        if self._is_ahead and not self.in_loop:
+            self._warn(_AHEAD)
         if self._is_open and not self.in_loop:  # with the gradients of the whole pass
             self._is_open = False
             self._train()

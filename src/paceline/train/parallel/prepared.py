@@ -570,6 +570,11 @@ class Prepared:
         return bool(self._models)
 
     @property
+    def was_called(self) -> bool:
+        """Whether a model was called with gradients since the last backward."""
+        return any(model.was_called for model in self._models)
+
+    @property
     def registered(self) -> list[Stateful]:
         """What the script has registered."""
         return [*self._registered.values(), *(part.thing for part in self._rank_parts.values() if part.is_required)]
