@@ -105,6 +105,17 @@ def test_what_does_not_arrive_whole_leaves_nothing(run: RunDirectory, tmp_path: 
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_file_of_the_user_stays_where_a_checkpoint_cannot_be_put(run: RunDirectory, tmp_path: Path) -> None:
+    save(run.path / "checkpoints", 10, 1)
+    (run.path / "checkpoints" / "best.pt").write_text("of the job")
+    mine = tmp_path / "mine" / "best.pt"
+    mine.parent.mkdir()
+    mine.write_text("of the user")
+    with pytest.raises(Refused, match=r"best\.pt is there already; name another folder with --checkpoint-dir"):
+        moving.place(io.BytesIO(archive(run)), mine.parent)
+    assert [(path.name, path.read_text()) for path in mine.parent.iterdir()] == [("best.pt", "of the user")]
+
+
 def test_a_folder_of_the_user_is_used_as_it_is_or_refused(run: RunDirectory, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     save(ours, 10, 1)

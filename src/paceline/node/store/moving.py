@@ -308,8 +308,7 @@ def _unpack(stream: Readable, base: Path, made: Placed) -> None:
                 target = hidden[final] / names[1]
             else:
                 _make_folders(target.parent, made)
-                made.others.append(target)
-            _write(target, tar.extractfile(member))
+            _write(target, tar.extractfile(member), made)
     while stream.read(1 << 16):
         pass
     for final, temporary in hidden.items():
@@ -343,8 +342,13 @@ def _make_folders(folder: Path, made: Placed) -> None:
             made.others.append(path)
 
 
-def _write(path: Path, content: BinaryIO) -> None:
-    with open(path, "xb", buffering=0) as file:
+def _write(path: Path, content: BinaryIO, made: Placed) -> None:
+    try:
+        file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed below
+    except FileExistsError:
+        raise Refused(f"{path} is there already; name another folder with --checkpoint-dir") from None
+    with file:
+        made.others.append(path)  # not before: a file of the user stays
         unsynced = 0
         while chunk := content.read(checkpoint.CHUNK):
             rest = memoryview(chunk)
