@@ -112,6 +112,26 @@ def test_what_a_killed_process_was_building_goes_with_the_claim(tmp_path: Path) 
     assert all(folder.exists() for folder in users)
 
 
+@pytest.mark.parametrize("has_attributes", [True, False])
+def test_a_folder_of_the_user_where_the_code_was_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_attributes: bool
+) -> None:
+    if not has_attributes:
+        for name in ("setxattr", "getxattr"):
+            monkeypatch.setattr(os, name, lambda *args, **kwargs: os.stat("/none"))
+    place = tmp_path / "code" / "mine"
+    for is_mine in (False, True):
+        os.close(code_folder.claim(place, "one"))
+        with code_folder.building(place) as building:
+            (building / "train.py").touch()
+        if is_mine:
+            shutil.rmtree(place)
+            place.mkdir()  # it often has the number of the one before
+            (place / "notes.txt").touch()
+        code_folder.discard(place, "one")
+        assert [path.name for path in place.parent.rglob("*")] == (["mine", "notes.txt"] if is_mine else [])
+
+
 def test_code_is_packed_while_ranks_write_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = tmp_path / "code"
     (code / "package").mkdir(parents=True)

@@ -2,8 +2,8 @@
 
 Beside `code/train` is `code/.train.paceline/<id of the job>`, with a file for each machine that needs the code; the
 machine that removes the last of these files removes the code. Each machine builds the code in a folder beside these
-files; the first that moves it to its place succeeds. Its inode is in `code/.train.paceline/made`, so that nothing else
-is removed that a user has put there meanwhile.
+files; the first that moves it to its place succeeds. What tells it from any other folder is in
+`code/.train.paceline/made`, so that nothing else is removed that a user has put there meanwhile.
 
 A link beside it has the name of the repository or folder that was copied, for programs that know it under that name: it
 goes to the code of the newest job, but never changes under a job that has not ended.
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 
 _MADE = "made"  # beside the folders of jobs, whose names are identifiers
+_ATTRIBUTE = "user.paceline"  # of a job's code: a random value
+_MARKER = ".paceline-made"  # in a job's code, in a file system without attributes
 _BUILDING = "building."  # begins the names of folders that become the code, or that a killed process has left
 
 
@@ -145,7 +147,7 @@ def building(destination: Path) -> Iterator[Path]:
     new.mkdir(mode=0o700, parents=True)
     try:
         yield new
-        inode = new.lstat().st_ino  # a rename does not change it
+        made = _marked(new) if marks.is_dir() else ""
         try:
             if os.path.lexists(destination):  # a rename would replace an empty folder
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination))
@@ -155,9 +157,33 @@ def building(destination: Path) -> Iterator[Path]:
                 raise
         else:
             with contextlib.suppress(OSError):
-                (marks / _MADE).write_text(str(inode))  # so that `discard` may remove it
+                (marks / _MADE).write_text(made)  # so that `discard` may remove it
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def _marked(folder: Path) -> str:
+    """Mark a folder; returns its identity, or "" if it cannot be marked."""
+    marker = folder / _MARKER
+    try:
+        marker.unlink(missing_ok=True)  # it came with a copy of another job's code, and may be the same file
+        try:
+            os.setxattr(folder, _ATTRIBUTE, os.urandom(16).hex().encode())
+        except OSError:
+            marker.touch()
+        return _identity(folder)
+    except OSError:
+        return ""
+
+
+def _identity(folder: Path) -> str:
+    """What a rename does not change, and no other folder has: a new one often has the inode of a removed one."""
+    inode = folder.lstat().st_ino
+    try:
+        return f"{inode} {os.getxattr(folder, _ATTRIBUTE, follow_symlinks=False).decode()}"
+    except OSError:
+        found = (folder / _MARKER).lstat()
+        return f"{inode} {found.st_ino} {found.st_mtime_ns}"
 
 
 def name_too(link: Path, destination: Path) -> None:
@@ -210,7 +236,7 @@ def discard(destination: Path, job_id: str) -> None:
         made = (marks / _MADE).read_text()
         (marks / _MADE).unlink()
     with contextlib.suppress(OSError):
-        if made == str(destination.lstat().st_ino):
+        if made and made == _identity(destination):
             shutil.rmtree(destination, ignore_errors=True)
             for path in destination.parent.iterdir():
                 if path.is_symlink() and os.readlink(path) == destination.name:
