@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,27 @@ def test_a_project_is_built_when_it_has_changed(tmp_path: Path, monkeypatch: pyt
     (project / "more" / "dist" / "__init__.py").touch()
     of("e")
     assert built.read_text() == "xxx", "a package may be called as the folder of a build"
+
+
+def test_a_wheel_has_no_file_of_an_earlier_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("setuptools", minversion="70.1")  # it makes wheels alone
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "false")  # pip's way to say that it takes the setuptools that is here
+    project = tmp_path / "project"
+    (project / "mine").mkdir(parents=True)
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "mine"\nversion = "1"\n[tool.setuptools]\npackages = ["mine"]\n'
+    )
+    modules = []
+    for name in ("old", "new"):
+        (project / "mine" / "old.py").unlink(missing_ok=True)
+        (project / "mine" / f"{name}.py").touch()
+        (tmp_path / name).mkdir()
+        with zipfile.ZipFile(pip.wheel_of(project, tmp_path / name, "here")) as file:
+            modules.append([it for it in file.namelist() if it.endswith(".py")])
+    assert modules == [["mine/old.py"], ["mine/new.py"]]
+    assert not (project / "build").exists()
 
 
 def test_an_archive_of_a_project_is_built_when_it_is_another_one(tmp_path: Path) -> None:

@@ -146,12 +146,14 @@ def _run(words: Sequence[str], where: str) -> None:
     from paceline.node.machine.environments import PIP_LOG, refused_by_index
 
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, PIP_LOG)
+        log, extra = Path(folder, PIP_LOG), Path(folder, "extra.cfg")
+        # In a project's own build folder setuptools would leave files, and take those of earlier builds into the wheel.
+        extra.write_text(f"[build]\nbuild_base={folder}/build\n")
         command = [*_command(), words[0], *_QUIET, "--log", str(log), *words[1:]]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
-                env={"SOURCE_DATE_EPOCH": _EPOCH, **os.environ},
+                env={"SOURCE_DATE_EPOCH": _EPOCH, "DIST_EXTRA_CONFIG": str(extra), **os.environ},
             )  # fmt: skip
         except OSError as error:
             raise UserError(f"{where}: cannot run pip: {error.strerror}") from None
