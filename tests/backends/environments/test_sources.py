@@ -175,6 +175,39 @@ def test_the_same_distributions_have_one_digest(tmp_path: Path, monkeypatch: pyt
     assert source.kept("here", None, tmp_path)[1] != before[1]
 
 
+CPU = "https://packages.org/cpu"
+
+
+@pytest.mark.parametrize(
+    ("line", "one", "other", "is_same"),
+    [
+        ("torch", {"PIP_INDEX_URL": CPU}, {"PIP_INDEX_URL": "https://packages.org/cu126"}, False),
+        ("torch", {"UV_INDEX": f"a=https://me:1@packages.org/a b={CPU}"},
+         {"UV_INDEX": f"a=https://me:2@packages.org/a b={CPU}"}, True),
+        ("torch", {"PIP_INDEX_URL": "/a/folder/of/this/machine"}, {}, True),
+        ("--index-url https://packages.org/${KIND}", {"KIND": "cpu"}, {"KIND": "cu126"}, False),
+        ("--index-url ${INDEX}", {"INDEX": "https://1@packages.org"}, {"INDEX": "https://2@packages.org"}, True),
+        ("--index-url https://me:${TOKEN}@packages.org", {"TOKEN": "1"}, {"TOKEN": "2"}, True),
+    ],
+)  # fmt: skip
+def test_another_index_is_another_environment_and_other_credentials_are_not(
+    line: str, one: dict[str, str], other: dict[str, str], is_same: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    (tmp_path / "requirements.txt").write_text(line)
+    digests = []
+    for variables in (one, other):
+        with monkeypatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+                patch.delenv(name)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            digests.append(source.kept("requirements.txt", None, tmp_path)[1])
+    assert len(set(digests)) == (1 if is_same else 2)
+    assert source.kept("requirements.txt", digests[0], tmp_path)[1] == digests[0]
+
+
 def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "home").write_text("in the way")
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))

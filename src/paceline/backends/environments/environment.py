@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import os
+import re
 import zipfile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +18,18 @@ if TYPE_CHECKING:
 
     # how `text` is read: as a requirements file, pylock.toml, uv.lock, or environment.yml of conda
     Form = Literal["requirements", "pylock", "uv", "conda"]
+
+_INDEXES = (
+    "PIP_INDEX_URL",
+    "PIP_EXTRA_INDEX_URL",
+    "UV_INDEX_URL",
+    "UV_DEFAULT_INDEX",
+    "UV_INDEX",
+    "UV_EXTRA_INDEX_URL",
+)
+_URL = re.compile(r"(\w+=)?https?:")  # of an index, which uv may have a name for
+_USED = re.compile(r"\$\{([A-Z0-9_]+)\}")  # a variable in a line, as pip and uv read it
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
 
 
 class Environment(NamedTuple):
@@ -31,10 +45,18 @@ class Environment(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """What it is kept under."""
+        """What it is kept under; another index may have other packages of the same names, such as those for CPUs."""
         parts = [self.form, self.text, self.requires, str(self.is_closed), str(self.is_complete)]
         parts += sorted(f"{wheel.name} {_content(wheel, self.source)}" for wheel in self.wheels)
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        named = {} if self.is_closed else variables(_CREDENTIALS.sub("", self.text))
+        parts += [f"{name}={_CREDENTIALS.sub('', value)}" for name, value in sorted(named.items())]
+        return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def variables(text: str) -> dict[str, str]:
+    """The variables that name indexes, or that lines use; those of pip's files are this machine's own."""
+    used = {name: os.environ[name] for name in _USED.findall(text) if name in os.environ}
+    return {**{name: os.environ[name] for name in _INDEXES if _URL.match(os.environ.get(name, ""))}, **used}
 
 
 def _content(wheel: Path, source: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import tarfile
 import tempfile
@@ -25,6 +24,7 @@ from paceline.job.spec import JobSpec
 from paceline.job.text import a_few, printable
 
 from . import locks, pip
+from .environment import variables
 from .source import forget, kept, sources
 
 if TYPE_CHECKING:
@@ -36,16 +36,6 @@ if TYPE_CHECKING:
     from paceline.contract.messages import BuildEnvironment, WantedEnvironment
     from paceline.contract.messages import Environment as AskEnvironment
 
-_INDEXES = (
-    "PIP_INDEX_URL",
-    "PIP_EXTRA_INDEX_URL",
-    "UV_INDEX_URL",
-    "UV_DEFAULT_INDEX",
-    "UV_INDEX",
-    "UV_EXTRA_INDEX_URL",
-)
-_URL = re.compile(r"(\w+=)?https?:")  # of an index, which uv may have a name for
-_USED = re.compile(r"\$\{([A-Z0-9_]+)\}")  # a variable in a line, as pip and uv read it
 _SAID = 40  # letters of what each machine says
 _CLOCK_SECONDS = 3600.0  # by which a clock may be wrong before certificates look invalid
 _Host = TypeVar("_Host", bound="Host")
@@ -226,9 +216,7 @@ class Environments:
                     pip.archive(builder)
                 tar.add(builder, "pip.whl" if uv is None else "uv")
         archive.flush()  # its size is asked of the file
-        used = {it for line in lines for it in _USED.findall(line)}
-        variables = {**_variables(), **{it: os.environ[it] for it in used if it in os.environ}}
-        return _Load(lines, archive, is_closed, is_complete, variables)
+        return _Load(lines, archive, is_closed, is_complete, variables("\n".join(lines)))
 
     async def _build(
         self, host: Host, load: _Load, said: dict[Host, str], progress: ProgressReporter
@@ -301,12 +289,8 @@ def _all(results: Mapping[Host, Answer | UserError]) -> dict[Host, Answer]:
 
 def _index() -> str | None:
     """The index that the user has named in a variable."""
-    return _variables().get("PIP_INDEX_URL") or _variables().get("UV_DEFAULT_INDEX")
-
-
-def _variables() -> dict[str, str]:
-    """The variables with which the user has named indexes; those of files are this machine's own."""
-    return {name: os.environ[name] for name in _INDEXES if _URL.match(os.environ.get(name, ""))}
+    named = variables("")
+    return named.get("PIP_INDEX_URL") or named.get("UV_DEFAULT_INDEX")
 
 
 # -- without a job -----------------------------------------------------------------------------------------------------
