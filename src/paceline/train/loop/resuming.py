@@ -140,8 +140,9 @@ class Resuming:
             number: [feed.loader.mark_of(state) for feed, state in zip(feeds, states, strict=False)]
             for number, states in progress["looks"].items()
         }
-        starts = [
-            (feed.loader, feed.loader.mark_of(state)) for feed, state in zip(feeds, progress["starts"], strict=False)
+        starts = [  # none in checkpoints of the first versions
+            (feed.loader, feed.loader.mark_of(state))
+            for feed, state in zip(feeds, progress.get("starts", ()), strict=False)
         ]
         self._passes.resume(progress["place"], looks, starts, same_ranks=self._checkpoints.has_same_ranks(found))
         if self._passes.target is not None:
