@@ -30,7 +30,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/cli/terminal": 665,
     "paceline/cli/verbs": 3505,
     "paceline/contract": 2750,
-    "paceline/horovod": 4940,
+    "paceline/horovod": 4955,
     "paceline/job": 1800,
     "paceline/job/code": 985,
     "paceline/node": 2000,

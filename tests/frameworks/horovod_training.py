@@ -71,6 +71,11 @@ for options in (
     np.testing.assert_allclose(tf.convert_to_tensor(grads["t"]), expected)
     assert (float(grads["o"]), grads["u"]) == (4.0, None)
 with tf.GradientTape() as tape:
+    loss = other * (rank + 1.0)
+(grad,) = hvd.DistributedGradientTape(tape).gradient(loss, [other])
+assert grad.shape == ()
+assert hvd.grouped_allreduce([]) == []
+with tf.GradientTape() as tape:
     loss = other * (rank + 1.0) + unused * (rank + 1.0)
 tape = hvd.DistributedGradientTape(tape)
 tape.register_local_source(unused)

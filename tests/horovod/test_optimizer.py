@@ -199,6 +199,18 @@ def states_are_given_to_all() -> None:
             assert states[0] == states[-1]
             if options.get("betas"):
                 assert optimizer.param_groups[0]["betas"] == (0.5, 0.6)
+    narrow = torch.nn.Linear(2, 2).bfloat16()
+    optimizer = torch.optim.SGD(narrow.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)  # it has the groups of this optimizer
+    distributed = hvd.DistributedOptimizer(optimizer, named_parameters=narrow.named_parameters())
+    if rank == 0:
+        distributed.state[narrow.weight]["wide"] = torch.full((2, 2), 1.001)
+    hvd.broadcast_optimizer_state(distributed, root_rank=0)
+    assert torch.equal(distributed.state[narrow.weight]["wide"], torch.full((2, 2), 1.001))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no step before the scheduler's
+        scheduler.step()
+    assert distributed.param_groups[0]["lr"] == 0.05
     assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
     assert hvd.allgather_object("x" * rank) == ["x" * other for other in range(size)]
 
@@ -225,6 +237,7 @@ def batch_norm() -> None:
     own.eval()
     whole.eval()
     assert torch.allclose(own(data), whole(data), atol=1e-5)
+    assert own.train()(data.bfloat16()).dtype == torch.bfloat16
     with pytest.raises(ValueError, match="at least 2D"):
         own(torch.ones(3))
 

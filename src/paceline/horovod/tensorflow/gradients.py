@@ -140,10 +140,10 @@ class _TapeMethods:
     def gradient(self, target: Any, sources: Any, *args: Any, use_generic_names: bool = False, **kwargs: Any) -> Any:
         """The gradients of all ranks, in the structure of `sources`."""
         own: Any = super().gradient(target, sources, *args, **kwargs)  # type: ignore[misc]
-        flat = [sources] if not isinstance(sources, (list, tuple, dict)) else tf.nest.flatten(sources)
-        grads = [own] if flat == [sources] else tf.nest.flatten(own)
-        reduced = self._reduction(grads, flat)
-        return reduced[0] if grads == [own] else tf.nest.pack_sequence_as(sources, reduced)
+        if not isinstance(sources, (list, tuple, dict)):
+            return self._reduction([own], [sources])[0]
+        reduced = self._reduction(tf.nest.flatten(own), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(sources, reduced)
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], *args: Any, **kwargs: Any

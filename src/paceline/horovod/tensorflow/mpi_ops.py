@@ -426,6 +426,8 @@ def _reduced(
     compression: type[Compressor], scale: dict[str, float],
 ) -> list[Any]:  # fmt: skip
     check_adasum(op, process_set)
+    if not tensors:
+        return []
     do = getattr(engine, kind)
     done = partial(do, op=op, **scale) if kind.startswith("grouped") else _one(do, op=op, **scale)
     scatters = kind.endswith("reducescatter")

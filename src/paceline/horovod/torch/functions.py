@@ -78,8 +78,24 @@ def broadcast_optimizer_state(
     state = optimizer.state_dict() if is_root else None
     state = broadcast_object(state, root_rank, "optimizer_state", process_set)
     if not is_root:
-        # The base class loads it: a DistributedOptimizer would forget what its hooks have started.
-        torch.optim.Optimizer.load_state_dict(optimizer, cast("StateDict", state))
+        load_as_it_is(optimizer, cast("StateDict", state))
+
+
+def load_as_it_is(optimizer: torch.optim.Optimizer, state: StateDict) -> None:
+    """Load a state of an optimizer whose groups a scheduler may have, without a change of its types."""
+    groups = optimizer.param_groups
+    # The base class loads it: a DistributedOptimizer would forget what its hooks have started.
+    torch.optim.Optimizer.load_state_dict(optimizer, state)
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        group.clear()
+        group.update(loaded)
+    optimizer.param_groups = groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    for number, kept in state["state"].items():
+        for name, value in kept.items() if isinstance(number, int) else ():
+            parameter = parameters[number]
+            if isinstance(value, Tensor) and optimizer.state[parameter][name].dtype != value.dtype:
+                optimizer.state[parameter][name] = value.to(parameter.device, copy=True)
 
 
 def begins_anew(process_set: ProcessSet) -> None:

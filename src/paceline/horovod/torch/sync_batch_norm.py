@@ -50,7 +50,7 @@ class SyncBatchNorm(_BatchNorm):
         if not self.affine:
             return normalised  # type: ignore[no-any-return]
         shape = (1, -1, *[1] * (input.dim() - 2))
-        return torch.addcmul(self.bias.view(shape), normalised, self.weight.view(shape))
+        return torch.addcmul(self.bias.view(shape), normalised, self.weight.view(shape)).to(input.dtype)
 
 
 class _Normalise(torch.autograd.Function):
