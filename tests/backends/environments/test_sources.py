@@ -54,7 +54,7 @@ source = { url = "https://files/old-2.tar.gz" }
 [[package]]
 name = "big"
 version = "3"
-source = { git = "https://host/big?rev=main#abc" }
+source = { git = "https://host/big?subdirectory=python%2Fsub&rev=main#abc" }
 dependencies = [{ name = "lib" }]
 [package.optional-dependencies]
 gpu = [{ name = "cuda" }]
@@ -85,7 +85,7 @@ archive = { url = "https://files/far-1.tar.gz", hashes = { sha256 = "dd" } }
 @pytest.mark.parametrize(
     ("form", "text", "platform", "lines"),
     [
-        ("uv", UV, HERE, ["--extra-index-url https://own/simple", "big @ git+https://host/big@abc",
+        ("uv", UV, HERE, ["--extra-index-url https://own/simple", "big @ git+https://host/big@abc#subdirectory=python/sub",
                           "cuda==12 --hash=sha256:bb", "lib==1.0 --hash=sha256:aa"]),
         ("uv", UV, ARM, ["lib==1.0 --hash=sha256:aa"]),
         ("uv", UV, {**ARM, **OLD, "machine": "aarch64"}, ["lib==1.0 --hash=sha256:aa", "old @ https://files/old-2.tar.gz"]),
@@ -160,6 +160,16 @@ def test_constraints_only_constrain(encoding: str, tmp_path: Path, monkeypatch: 
     assert options == ["-r", str(tmp_path / "requirements.txt"), "-c", str(tmp_path / "constraints.txt")]
     assert (tmp_path / "requirements.txt").read_text() == "numpy>=1\n-c https://x/more.txt\n"
     assert (tmp_path / "constraints.txt").read_text() == "numpy==1.26\nscipy==1.10\n"
+
+
+def test_a_project_may_be_named_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    name = wheel(tmp_path, "pk").name
+    (tmp_path / "requirements.txt").write_text(f"-r base.txt\n./{name}[dev]\n")
+    (tmp_path / "base.txt").write_text(f"./{name}\n")
+    found, digest = source.kept("requirements.txt", None, tmp_path)
+    assert [it.name for it in found.wheels] == [name]
+    assert source.kept("requirements.txt", digest, tmp_path) == (found, digest)
 
 
 def test_the_same_distributions_have_one_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

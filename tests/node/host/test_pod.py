@@ -173,3 +173,12 @@ def test_a_termination_message_has_its_size(tmp_path: Path, over: int) -> None:
     assert len(text) <= 4096
     found = json.loads(text)
     assert found["failure"]["traceback"].endswith("the end")
+
+
+def test_a_kept_line_has_one_time_whatever_it_holds(tmp_path: Path) -> None:
+    kept = pod.KeptLog(str(tmp_path), 0)
+    kept.write(b"[rank 0]: 10%\r 20%\r 30%\n[rank 1]: \x0b\n")
+    kept.close()
+    (file,) = tmp_path.iterdir()
+    lines = file.read_bytes().split(b"\n")
+    assert [line.partition(b"Z ")[2] for line in lines] == [b"[rank 0]: 10%\r 20%\r 30%", b"[rank 1]: \x0b", b""]

@@ -160,3 +160,16 @@ def test_code_is_packed_while_ranks_write_beside_it(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "there" / "gone.tmp").exists()
     assert (tmp_path / "there" / "link" / "model.py").read_text() == "model"
     assert (tmp_path / "there" / "shrinks.log").read_text() in ("five lines", "one")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
+def test_code_is_of_the_user_who_unpacks_it(tmp_path: Path) -> None:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        member = tarfile.TarInfo("train.py")
+        member.uid, member.uname, member.mode = 12345, "nobody", 0o4755
+        tar.addfile(member)
+    archive.seek(0)
+    code_folder.unpack(archive, tmp_path / "code")
+    found = (tmp_path / "code" / "train.py").stat()
+    assert (found.st_uid, oct(found.st_mode & 0o7777)) == (os.geteuid(), "0o755")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 from paceline.job.errors import UserError
 
@@ -70,7 +71,8 @@ def _of_pylock(lock: Mapping[str, Any], markers: dict[str, str], source: str) ->
         elif package.archive is not None and package.archive.url:
             yield _url_line(package.name, package.archive.url, package.archive.hashes)
         elif package.vcs is not None and package.vcs.url:
-            yield f"{package.name} @ {package.vcs.type}+{package.vcs.url}@{package.vcs.commit_id}"
+            folder = _within(package.vcs.subdirectory)
+            yield f"{package.name} @ {package.vcs.type}+{package.vcs.url}@{package.vcs.commit_id}{folder}"
         else:
             raise UserError(
                 f"--environment {source}: {package.name} is a folder of this machine; use --environment here, which "
@@ -134,8 +136,10 @@ def _uv_line(package: Mapping[str, Any], source: str) -> str:
         hashes = [dict([file["hash"].split(":", 1)]) for file in files if "hash" in file]
         return _line(package["name"], package["version"], hashes)
     if "git" in kind:
-        address, _, commit = kind["git"].partition("#")
-        return f"{package['name']} @ git+{address.partition('?')[0]}@{commit}"
+        address = urlsplit(kind["git"])
+        folder = parse_qs(address.query).get("subdirectory", [""])[0]
+        url = address._replace(query="", fragment="").geturl()
+        return f"{package['name']} @ git+{url}@{address.fragment}{_within(folder)}"
     if "url" in kind:
         files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
         return _url_line(package["name"], kind["url"], dict(it["hash"].split(":", 1) for it in files if "hash" in it))
@@ -143,6 +147,11 @@ def _uv_line(package: Mapping[str, Any], source: str) -> str:
         f"--environment {source}: {package['name']} is a folder of this machine; use --environment here, which brings "
         "its files along"
     )
+
+
+def _within(folder: str | None) -> str:
+    """The end of a line for a project in a folder of a repository."""
+    return f"#subdirectory={folder}" if folder else ""
 
 
 def _index(url: str | None) -> Iterable[str]:

@@ -28,7 +28,9 @@ def of_file(source: str, path: Path, made: Path) -> Environment:
     reader.read(path, ())
     has_hashes = any("--hash" in line for line in reader.lines)
     lines = [line + _hashes(wheel) * has_hashes for line, wheel in reader.lines.items()]
-    return Environment(source, "requirements", "\n".join(lines), "", tuple(reader.wheels))
+    return Environment(
+        source, "requirements", "\n".join(lines), "", tuple({wheel.name: wheel for wheel in reader.wheels}.values())
+    )
 
 
 def of_project(source: str, text: str) -> Environment:

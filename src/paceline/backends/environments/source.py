@@ -75,9 +75,10 @@ def _keep(found: Environment, place: Path) -> None:
 def _link(wheel: Path, to: Path) -> None:
     """Keep a wheel; one that lies here already, made of an installed distribution, takes no space again."""
     if sources_folder() in wheel.parents:
-        to.hardlink_to(wheel)
-    else:
-        shutil.copyfile(wheel, to)
+        with contextlib.suppress(OSError):  # some file systems have no such links
+            to.hardlink_to(wheel)
+            return
+    shutil.copyfile(wheel, to)
 
 
 def _read(digest: str, source: str) -> Environment:

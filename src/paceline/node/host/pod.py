@@ -301,7 +301,7 @@ class KeptLog:
         if self._file < 0:
             return
         stamp = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ ").encode()
-        data = b"".join(stamp + line for line in text.splitlines(keepends=True))
+        data = b"".join(stamp + line + b"\n" for line in text.removesuffix(b"\n").split(b"\n"))
         try:
             while data:
                 data = data[os.write(self._file, data) :]

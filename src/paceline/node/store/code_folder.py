@@ -294,6 +294,9 @@ def _inside(tar: tarfile.TarFile, folder: Path) -> Iterator[tarfile.TarInfo]:
         is_outside = member.islnk() and not _is_inside(member.linkname, folder)
         if member.ischr() or member.isblk() or not _is_inside(member.name, folder) or is_taken or is_outside:
             raise Refused(f"{member.name!r} cannot be in the code of a job; try again, or copy it another way")
+        # Root would give the files to who owns them on another machine; git refuses a folder of somebody else.
+        member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
+        member.mode &= 0o777
         yield member
 
 
