@@ -138,7 +138,8 @@ def test_code_is_packed_while_ranks_write_beside_it(tmp_path: Path, monkeypatch:
     (code / "package" / "model.py").write_text("model")
     (code / "link").symlink_to("package")
     (code / "shrinks.log").write_text("five lines")
-    for name in ("gone.tmp", "goes.tmp"):
+    (code / "saved" / "step-000001").mkdir(parents=True)
+    for name in ("gone.tmp", "goes.tmp", "saved/notes.txt"):
         (code / name).write_text("")
     walk, look = os.walk, tarfile.TarFile.gettarinfo
 
@@ -155,9 +156,10 @@ def test_code_is_packed_while_ranks_write_beside_it(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "walk", walked)
     monkeypatch.setattr(tarfile.TarFile, "gettarinfo", looked)
-    archive = code_folder.pack(code)
+    archive = code_folder.pack(code, lambda _, names: [name for name in names if name.startswith("step-")])
     code_folder.unpack(io.BytesIO(archive), tmp_path / "there")
     assert not (tmp_path / "there" / "gone.tmp").exists()
+    assert [path.name for path in (tmp_path / "there" / "saved").iterdir()] == ["notes.txt"]
     assert (tmp_path / "there" / "link" / "model.py").read_text() == "model"
     assert (tmp_path / "there" / "shrinks.log").read_text() in ("five lines", "one")
 

@@ -53,6 +53,7 @@ def invite(home: Home, request: messages.OfJob) -> messages.Invitation:
     from pathlib import Path
 
     from paceline.node.machine import environments, processes
+    from paceline.node.store import moving
     from paceline.node.store.code_folder import pack
 
     run = home.run(request["name"])
@@ -62,12 +63,14 @@ def invite(home: Home, request: messages.OfJob) -> messages.Invitation:
         raise Refused(f"job {node.job} does not run here, or has not started yet")
     env = processes.environment(status["agent"]["pid"])
     code = job.code
+    # Ranks that join get the newest checkpoint from the others.
+    data = b"" if code is None else pack(Path(code["path"]), moving.own_checkpoints(run))
     return {
         "job": job.spec.to_json(), "job_id": node.job_id, "most": node.nodes,
         "door": cast("tuple[str, int]", status["address"]),
         "token": env.get("PACELINE_TOKEN"),
         "secrets": {name: env[name] for name in job.spec.secrets if name in env},
-        "sources": job.data, "code": code, "data": b"" if code is None else pack(Path(code["path"])),
+        "sources": job.data, "code": code, "data": data,
         "minor": environments.minor_of(node.python[0]),
     }  # fmt: skip
 

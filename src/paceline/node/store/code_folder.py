@@ -307,7 +307,7 @@ def _is_inside(name: str, folder: Path) -> bool:
     )
 
 
-def pack(folder: Path) -> bytes:
+def pack(folder: Path, left_out: Callable[[str, list[str]], list[str]]) -> bytes:
     """An archive (tar) of a folder in which ranks may write meanwhile; what they have removed is left out."""
     import io
     import tarfile
@@ -316,7 +316,9 @@ def pack(folder: Path) -> bytes:
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.add(folder, ".", recursive=False)
         for above, folders, files in os.walk(folder):
-            for path in (Path(above, name) for name in (*folders, *files)):
+            names = {*folders, *files}.difference(left_out(above, [*folders, *files]))
+            folders[:] = [name for name in folders if name in names]
+            for path in (Path(above, name) for name in sorted(names)):
                 with contextlib.suppress(FileNotFoundError):
                     content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
                     info = tar.gettarinfo(path, f"./{path.relative_to(folder)}")

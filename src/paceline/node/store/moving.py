@@ -100,8 +100,10 @@ class _Found(NamedTuple):
     kept: list[_Kept]
 
 
-def _found(run: RunDirectory, ids: Mapping[str, str] | None = None) -> _Found:
-    """What a job has; of each run the checkpoint with its id of `ids`, if they are given."""
+def _places(
+    run: RunDirectory,
+) -> tuple[StoredJob, CheckpointRecord | None, list[tuple[Path, list[tuple[int, Path]]]]]:
+    """A job, what it has saved last, and where it may have checkpoints: folders, each with those of its runs."""
     job, node = StoredJob.from_json({**_NOTHING, **(read_json(run.job) or {})}), read_json(run.spec) or {}
     saved: CheckpointRecord | None = read_json(run.path / SAVED)  # type: ignore[assignment]  # as the library writes it
     work = Path(str(node.get("working_dir", "/")))
@@ -110,7 +112,13 @@ def _found(run: RunDirectory, ids: Mapping[str, str] | None = None) -> _Found:
     bases = {usual: None}
     if saved is not None:  # the script may have chosen another one
         bases[_outside(Path(os.path.normpath(work / str(saved.get("folder", "")))), job.data)] = None
-    found = [(base, [_kept(*it, ids) for it in _runs(base, saved if base == usual else None)]) for base in bases]
+    return job, saved, [(base, _runs(base, saved if base == usual else None)) for base in bases]
+
+
+def _found(run: RunDirectory, ids: Mapping[str, str] | None = None) -> _Found:
+    """What a job has; of each run the checkpoint with its id of `ids`, if they are given."""
+    job, saved, places = _places(run)
+    found = [(base, [_kept(*it, ids) for it in runs]) for base, runs in places]
     return _Found(job, saved, *next((it for it in found if any(kept.newest for kept in it[1])), found[0]))
 
 
@@ -163,7 +171,7 @@ def _is_filled(folder: Path) -> bool:
 
 def own_checkpoints(run: RunDirectory) -> Callable[[str, Iterable[str]], list[str]]:
     """For `shutil.copytree`: which names of a folder are checkpoints of this job."""
-    folders = {str(it.folder) for it in _found(run).kept}
+    folders = {str(folder) for _, runs in _places(run)[2] for _, folder in runs}
     return lambda folder, names: [name for name in names if folder in folders and checkpoint.NAME.fullmatch(name)]
 
 
