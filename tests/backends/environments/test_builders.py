@@ -147,7 +147,6 @@ def test_a_project_is_built_when_it_has_changed(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_wheel_has_no_file_of_an_earlier_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("setuptools", minversion="70.1")  # it makes wheels alone
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "false")  # pip's way to say that it takes the setuptools that is here
     project = tmp_path / "project"
