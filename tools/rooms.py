@@ -15,7 +15,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 BUDGETS = {  # the files of a room that has others in it are those which are in none of these
     "paceline": 440,
-    "paceline/backends": 2345,
+    "paceline/backends": 2365,
     "paceline/backends/check": 435,
     "paceline/backends/environments": 925,
     "paceline/backends/kubernetes": 5095,
@@ -23,7 +23,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/backends/rehearsal": 655,
     "paceline/backends/remote": 1115,
     "paceline/backends/slurm": 1050,
-    "paceline/backends/ssh": 2145,
+    "paceline/backends/ssh": 2155,
     "paceline/cli": 270,
     "paceline/cli/dialects": 2900,
     "paceline/cli/flags": 1450,
@@ -31,7 +31,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/cli/verbs": 3505,
     "paceline/contract": 2750,
     "paceline/horovod": 4955,
-    "paceline/job": 1800,
+    "paceline/job": 1795,
     "paceline/job/code": 985,
     "paceline/node": 2000,
     "paceline/node/agent": 1420,

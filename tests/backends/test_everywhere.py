@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 from typing import TYPE_CHECKING
@@ -54,6 +55,23 @@ def test_a_job_is_found_where_it_was_submitted_to(tmp_path: Path, monkeypatch: p
     with open(tmp_path / "paceline.toml", "a") as file:
         file.write('[targets.ssh]\nbackend = "ssh"\nhosts = ["h3"]\n')
     assert everywhere.backend_with("it", "ssh").where == " --on ssh"
+    assert everywhere.backend_with("named", "ssh").where == " -H h2:1 --ssh-port 2222"  # not on the target of that name
+
+
+def test_jobs_on_hosts_that_flags_named_are_looked_for_on_the_hosts_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    (tmp_path / "targets" / "ssh").mkdir(parents=True)
+    noted = {"a": {"hosts": ["h1:2", "h2:1"]}, "b": {"hosts": ["h2:1", "h3:1"]}, "c": {"hosts": ["h3:1"], "port": 2222}}
+    for name, options in noted.items():
+        (tmp_path / "targets" / "ssh" / name).write_text(json.dumps({"options": options}))
+    assert everywhere.hosts_named_for(["a", "b"], "ssh") == {"hosts": ["h1:2", "h2:1", "h3:1"]}
+    with pytest.raises(jobs.UserError, match="job a is not where c is"):
+        everywhere.hosts_named_for(["a", "c"], "ssh")
+    (tmp_path / "targets" / "ssh" / "a").write_text("{")
+    with pytest.raises(jobs.UserError, match="ssh/a is damaged"):
+        everywhere.hosts_named_for(["a"], "ssh")
 
 
 def test_a_fault_of_one_target_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

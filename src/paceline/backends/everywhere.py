@@ -8,11 +8,18 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from paceline.job import settings_files
 from paceline.job.errors import UserError
-from paceline.job.paths import jobs_folder, jobs_on_named_hosts, submitted_options, targets_in_use, targets_with
+from paceline.job.paths import (
+    jobs_folder,
+    jobs_on_named_hosts,
+    submitted_options,
+    target_folder,
+    targets_in_use,
+    targets_with,
+)
 from paceline.node.readers import Ended, Readers
 
 from . import limits, registry
@@ -90,9 +97,31 @@ def backend_with(name: str, target: str | None = None) -> Backend:
     Of several jobs of one name, `target` says which: the name of a target, or the kind of the hosts that flags named.
     """
     target = target or target_of(name)
-    if target in registry.kinds_of_hosts() and target not in _targets():  # hosts that flags named
-        return registry.on_hosts(target, submitted_options(target, name))
-    return registry.load(target)
+    options = hosts_named_for([name], target)
+    return registry.load(target) if options is None else registry.on_hosts(str(target), options)
+
+
+def hosts_named_for(names: Sequence[str], target: str | None) -> dict[str, Any] | None:
+    """The options of the hosts that flags named for these jobs of `target`; None if they were submitted to a target.
+
+    Hosts that were named for one of the jobs are those of all. Raises `UserError` if no one backend has all jobs.
+    """
+    if target not in registry.kinds_of_hosts():
+        return None
+    found: dict[str, Any] | None = None
+    for name in names:
+        options = submitted_options(target, name)
+        if options is None and target not in _targets():
+            note = target_folder(target) / name
+            raise UserError(f"{note} is damaged; say where job {name} is with --on or -H")
+        if name == names[0]:
+            found = options
+        elif found is None or options is None or {**found, "hosts": None} != {**options, "hosts": None}:
+            raise UserError(f"job {names[0]} is not where {name} is; name one of them, or say with --on or -H where")
+        else:
+            known = {host.rpartition(":")[0] or host for host in found["hosts"]}
+            found["hosts"] += [host for host in options["hosts"] if (host.rpartition(":")[0] or host) not in known]
+    return found
 
 
 def _targets() -> Sequence[str]:

@@ -167,16 +167,21 @@ def packed(spec: JobSpec, archive: IO[bytes] | GzipFile, progress: ProgressRepor
 def names(spec: JobSpec) -> Iterator[str]:
     """The names that a job may get, each if those before it are taken.
 
-    One that ends in '-' gets the next free number, an empty one is generated.
+    One that ends in '-' gets the next free number, an empty one is generated. A number that another target has is not
+    free: verbs that name the job would find that one.
     """
     if not spec.name.endswith("-"):
         yield spec.name or spec.new_name()
         return
     for number in itertools.count(2 if spec.resume_from else 1):
         _check_name(name := f"{spec.name}{number}")
-        is_known = os.path.lexists(jobs_folder() / name) or targets_with(name)
-        if spec.resume_from is None or not is_known:  # wherever it is, the two would be mixed up
+        if not is_known(name):
             yield name
+
+
+def is_known(name: str) -> bool:
+    """Whether a job of this name is here, or was submitted from here to anywhere."""
+    return os.path.lexists(jobs_folder() / name) or bool(targets_with(name))
 
 
 def _check_name(name: str) -> None:

@@ -10,7 +10,7 @@ import os
 import shlex
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
 
@@ -68,13 +68,12 @@ def targets_in_use() -> list[str]:
     return sorted({path.parent.name for path in target_folder("x").parent.glob("*/[!.]*")})
 
 
-def submitted_options(target: str, name: str) -> dict[str, object]:
-    """The options of the hosts that flags named when a job was submitted to them from here; at least `hosts`."""
-    note = target_folder(target) / name
-    found = _options(note)
-    if found is None:
-        raise UserError(f"{note} is damaged; say where job {name} is with --on or -H")
-    return found
+def submitted_options(target: str, name: str) -> dict[str, Any] | None:
+    """The options of the hosts that flags named when a job was submitted to them from here; at least `hosts`.
+
+    None if a target was named instead.
+    """
+    return _options(target_folder(target) / name)
 
 
 def jobs_on_named_hosts(target: str, since: float) -> list[tuple[str, dict[str, object]]]:

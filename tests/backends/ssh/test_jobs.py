@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from paceline.backends.ssh.backend import Ssh
 from paceline.backends.ssh.target import Hosts, Options
+from paceline.backends.submission import names
 from paceline.job.errors import UserError
+from paceline.job.spec import JobSpec
 
 from .many import _JOB, _PART
 
@@ -87,8 +90,8 @@ def test_the_one_that_has_not_ended_is_known_or_else_the_newest(
 ) -> None:
     there, answering = target(**states)
     (hidden,) = states.keys() - {shown}
-    for names in ["it"], None:
-        found = there.describe(names)
+    for asked in ["it"], None:
+        found = there.describe(asked)
         assert [job.state for job in found.jobs] == [states[shown]]
         assert found.warnings == (said(states[hidden], hidden, "delete"),)
     there.stop(["it"])
@@ -102,6 +105,26 @@ def test_one_that_was_stopped_is_known_also_after_it_has_ended(
     there.describe(["it"])
     answering.states["a"] = "STOPPED"
     assert [job.state for job in there.describe(["it"]).jobs] == ["STOPPED"]
+
+
+def test_a_job_that_has_not_ended_is_told_of_when_one_elsewhere_gets_its_name(
+    target: Callable[..., tuple[Ssh, Answering]],
+) -> None:
+    there, _ = target(a="RUNNING", b="RUNNING")
+    jobs = there._jobs
+    (job,) = there.describe(["other"]).jobs
+    jobs._submitted.add(job, ["b"])
+    assert jobs.replaces("other", ["a"]).startswith("another job other was started on b and not seen to end; ")
+    assert [jobs.replaces("other", ["a", "b"]), jobs.replaces("it", ["a"])] == ["", ""]
+    jobs._submitted.has_ended(dataclasses.replace(job, state="SUCCEEDED"))
+    assert jobs.replaces("other", ["a"]) == ""
+
+
+def test_a_number_that_a_job_elsewhere_has_is_not_free(target: Callable[..., tuple[Ssh, Answering]]) -> None:
+    there, _ = target(b="RUNNING")
+    (job,) = there.describe(["it"]).jobs
+    there._jobs._submitted.add(dataclasses.replace(job, name="it-1"), ["b"])
+    assert next(names(JobSpec.validated({"name": "it-", "script": "x.py"}))) == "it-2"
 
 
 def test_delete_leaves_the_other_one_alone(target: Callable[..., tuple[Ssh, Answering]]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from paceline.backends.base import Listing
 from paceline.job.errors import UserError
-from paceline.job.job import Job
+from paceline.job.job import FINAL, Job
 from paceline.job.paths import target_folder
 from paceline.node.files import read_json, write_json
 from paceline.node.journal.fold import Scheduler, fold, is_over, last_attempt, order
@@ -159,6 +159,14 @@ class RemoteJobs:
         self._submitted.add(job, hosts, self._hosts.given)
         return job
 
+    def replaces(self, name: str, hosts: Collection[str]) -> str:
+        """What is said of a job of this name, noted on none of these hosts, whose note that of a new one replaces."""
+        there, record = self._submitted.noted(name)
+        if not there or not set(hosts).isdisjoint(there) or record.get("state") in FINAL:
+            return ""
+        those = ",".join(there)
+        return f"another job {name} was started on {those} and not seen to end; from now on, name it with -H {those}"
+
     def join(self, name: str, hosts: Sequence[str]) -> None:
         """Note that hosts have joined a job."""
         self._submitted.join(name, hosts)
@@ -275,16 +283,19 @@ class SubmittedJobs:
             with contextlib.suppress(OSError):
                 path.unlink()
 
+    def noted(self, name: str) -> tuple[list[str], dict[str, object]]:
+        """The hosts and the record of a job; none if it is not known."""
+        stored = read_json(self._folder / name)
+        with contextlib.suppress(KeyError, TypeError):  # a damaged file is no job
+            if stored is not None:
+                return list(stored["hosts"]), dict(stored["record"])
+        return [], {}
+
     def on(self, hosts: Collection[str]) -> dict[str, tuple[list[str], dict[str, object]]]:
         """Name → hosts and record of the jobs that have a part on one of these hosts."""
-        found = {}
         try:
-            files = [path for path in self._folder.iterdir() if not path.name.startswith(".")]
+            names = [path.name for path in self._folder.iterdir() if not path.name.startswith(".")]
         except OSError:
             return {}
-        for path in files:
-            stored = read_json(path)
-            with contextlib.suppress(KeyError, TypeError):  # a damaged file is no job
-                if stored is not None and not set(hosts).isdisjoint(stored["hosts"]):
-                    found[path.name] = (list(stored["hosts"]), dict(stored["record"]))
-        return found
+        found = {name: self.noted(name) for name in names}
+        return {name: noted for name, noted in found.items() if not set(hosts).isdisjoint(noted[0])}

@@ -56,6 +56,8 @@ class RemoteStart:
         looks = self._preflight()
         self._taken = {name: host for host, look in looks.items() for name in look["names"]}
         self._check_name(self.spec.name)
+        replaced = jobs.replaces(self.spec.name, [host.name for host in self._chosen])
+        self.notes += [replaced] if replaced else []
         self._main = looks[self._chosen[0]]
         is_there = any(looks[host]["has_checkpoint"] for host in self._chosen)
         self._sends_checkpoint = bool(self._brought and self._brought.into) and not is_there

@@ -13,7 +13,6 @@ from paceline.backends import everywhere, registry
 from paceline.backends.base import Backend
 from paceline.cli.terminal.write import say
 from paceline.job.errors import UserError
-from paceline.job.paths import submitted_options
 from paceline.job.quantities import duration
 
 from . import completion
@@ -335,7 +334,8 @@ def _backend_of(names: Sequence[str], given: Where) -> Backend:
     for other, there in found.items():
         if there != here:
             raise UserError(f"job {one} is on {here}, and {other} on {there}; name the jobs of one target, or add --on")
-    if here in registry.kinds_of_hosts():  # it was submitted to hosts that flags named
-        options = {**options_of(given, job=False), **submitted_options(here, one)}
+    noted = everywhere.hosts_named_for(list(found), here)
+    if here is not None and noted is not None:  # it was submitted to hosts that flags named
+        options = {**options_of(given, job=False), **noted}
         return says_who_is_waited_for(registry.on_hosts(here, options, flag_options(given)))
     return backend_for(given, here or registry.default_target())

@@ -37,7 +37,7 @@ from paceline.backends.kubernetes.manifests.manifest import PLURALS
 from paceline.backends.kubernetes.manifests.names import CODE, INSTANCE, QUEUE, SELECTOR, check_name, valid_name
 from paceline.backends.kubernetes.manifests.order import Order
 from paceline.backends.packing import archive
-from paceline.backends.submission import NameTaken, check_script, checked, names, packed
+from paceline.backends.submission import NameTaken, check_script, checked, is_known, names, packed
 from paceline.contract import TOKEN
 from paceline.job.errors import UserError
 from paceline.job.spec import Code
@@ -168,9 +168,9 @@ def _free(cluster: Cluster, spec: JobSpec) -> str:
     """The next free number for a name that ends in '-'."""
     there = taken(cluster, None)
     number = 2 if spec.resume_from else 1
-    while f"{spec.name}{number}" in there:
+    while (name := f"{spec.name}{number}") in there or is_known(name):
         number += 1
-    return f"{spec.name}{number}"
+    return name
 
 
 def _refuse_taken(cluster: Cluster, name: str, but: Kind | None = None) -> None:
