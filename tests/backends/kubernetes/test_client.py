@@ -6,6 +6,7 @@ import io
 import json
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -84,6 +85,26 @@ def test_what_was_made_although_the_answer_was_lost_is_found(
             create()
 
 
+def test_an_object_is_made_although_others_change_the_quota_that_counts_it(pauses: list[float]) -> None:
+    refusal = {"reason": "Conflict", "message": 'Operation cannot be fulfilled on resourcequotas "q"'}
+    answers = iter([httpx2.Response(409, json=refusal), httpx2.Response(201, json={"metadata": {"name": "it"}})])
+    made = cluster(lambda request: next(answers)).create(PODS, {"metadata": {"name": "it"}})
+    assert (made, pauses) == ({"metadata": {"name": "it"}}, [0.2])
+
+
+def test_a_pause_that_the_server_asks_for_is_no_longer_than_its_answer_is_waited_for(pauses: list[float]) -> None:
+    there = cluster(lambda request: httpx2.Response(503, headers={"Retry-After": "600"}))
+    with pytest.raises(ApiError):
+        there.get(PODS)
+    with pytest.raises(ApiError):
+        list(there.log("it", "main", follow=False, since=None))
+    assert pauses == []
+    there.ask_on(lambda line: None, until=lambda: time.monotonic() + (-1 if len(pauses) == 3 else 1))
+    with pytest.raises(ApiError):
+        there.get(PODS)
+    assert pauses == [15.0] * 3
+
+
 def events(*found: dict[str, Any]) -> bytes:
     return b"".join(json.dumps(it).encode() + b"\n" for it in found)
 
@@ -152,3 +173,22 @@ def test_packing_ends_as_soon_as_the_code_is_too_large(monkeypatch: pytest.Monke
     with pytest.raises(UserError, match=r"^the code has more than 1\.0 MiB when packed"):
         submit._with_files(cluster(lambda _: httpx2.Response(500)), order, submit._Silence())
     assert written < 4
+
+
+@pytest.mark.parametrize("answer", ["it has failed", "it is gone"])
+def test_a_job_that_the_cluster_has_ended_while_it_was_sent_is_not_submitted(answer: str) -> None:
+    asked: list[str] = []
+    failed = {"conditions": [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]}
+
+    def answers(request: httpx2.Request) -> httpx2.Response:
+        asked.append(f"{request.method} {request.url.path.rpartition('/')[2]}")
+        made: dict[str, Any] = {"metadata": {"name": "it", "uid": "1"}}
+        if request.method == "PATCH" and answer == "it is gone":
+            return httpx2.Response(404, json={"reason": "NotFound", "message": 'jobs.batch "it" not found'})
+        return httpx2.Response(200, json={**made, "status": failed} if request.method == "PATCH" else made)
+
+    spec = JobSpec.validated({"script": "it.py", "image": "python"})
+    order = Order("it", spec, Options(), "ml", "1", kind=BatchJob())
+    with pytest.raises(UserError, match="sending the job took longer than 180 s"):
+        submit._make(cluster(answers), order)
+    assert asked[-2:] == ["PATCH it", "DELETE it"]

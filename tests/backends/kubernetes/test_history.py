@@ -48,7 +48,7 @@ def test_where_it_comes_from(
     running = [phase for phase in phases if phase == "Running"]
     job: Any = SimpleNamespace(name="it", is_plain=False, pods=phases, running=running, python="python")
 
-    def asked(cluster: Any, pods: Any, request: Any, python: str) -> Any:
+    def asked(cluster: Any, pods: Any, request: Any, python: str, silent: dict[int, Exception]) -> Any:
         assert (pods, request["since"]) == (running, since)
         return {rank: {"nodes": [node(rank, 20.0)]} for rank in answers}
 

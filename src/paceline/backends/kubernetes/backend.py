@@ -84,24 +84,32 @@ class Kubernetes(Backend):
         return prepare(self._cluster, options, spec, detached=detached, target=self.name)
 
     def start(self, prepared: Prepared, progress: ProgressReporter) -> Job:
+        from .look.describe import described
+
+        return described(self._start(prepared, progress), self.name)
+
+    def _start(self, prepared: Prepared, progress: ProgressReporter) -> Found:
+        """Start a job; returns it as it was made."""
         from paceline.backends.noted import note
 
-        from .look.describe import described
         from .look.jobs import Found
         from .start.submit import KubePrepared, start
 
         assert isinstance(prepared, KubePrepared)
-        job = described(Found(*start(self._cluster, prepared, progress)), self.name)
+        made = Found(*start(self._cluster, prepared, progress))
         if self.where == f" --on {self.name}":  # other flags, such as --namespace, would be needed too
-            note(self.name, job.name)
-        return job
+            note(self.name, made.name)
+        return made
 
     def run(self, prepared: Prepared, progress: ProgressReporter, wanted: RankStreams) -> KubeRun:
+        from .look.describe import described
+        from .look.jobs import find
         from .start import holding, submit
         from .start.foreground import KubeRun
         from .start.holding import Lease
 
-        job = self.start(prepared, progress)
+        made = self._start(prepared, progress)
+        job, uid = described(made, self.name), made.uid
         assert isinstance(prepared, submit.KubePrepared) and prepared.order is not None
         kind, is_held = prepared.order.kind, holding.is_held(prepared.order)
         held = holding.name_of(replace(prepared.order, name=job.name)) if is_held else job.name
@@ -114,19 +122,29 @@ class Kubernetes(Backend):
 
         self._cluster.ask_on(progress.say, lambda: lease.ends)
 
+        def own() -> Found | None:
+            """This job, if it is there; a later one of its name is somebody else's."""
+            found = find(self._cluster, [job.name]).get(job.name)
+            return found if found is not None and found.uid == uid else None
+
         def look() -> Job | None:
-            return next(iter(self.describe([job.name]).jobs), None)
+            return None if own() is None else next(iter(self.describe([job.name]).jobs), None)
+
+        def stop(now: bool) -> None:
+            if (found := own()) is not None:
+                self._stop(found, now)
 
         def pass_on(number: int) -> None:
-            self._ask_pods(self._find(job.name), {"do": "signal", "name": job.name, "signal": number})
+            if (found := own()) is not None:
+                self._ask_pods(found, {"do": "signal", "name": job.name, "signal": number})
 
         def let_go() -> None:
             if is_held:
                 with contextlib.suppress(UserError):  # it was deleted
-                    holding.let_go(self._cluster, kind, job.name, held)
+                    holding.let_go(self._cluster, kind, job.name, held, {"metadata": {"uid": uid}})
 
         return KubeRun(
-            self._cluster, job, look, lease, stop=lambda now: self._stop(self._find(job.name), now), pass_on=pass_on,
+            self._cluster, job, look, lease, stop=stop, pass_on=pass_on,
             let_go=let_go, is_plain=is_plain,
         )  # fmt: skip
 
@@ -162,8 +180,8 @@ class Kubernetes(Backend):
         recent.sort(key=lambda job: job.created, reverse=True)
         return Listing(recent, len(jobs) - len(recent), old)
 
-    def _asked(self, job: Found, found: Job) -> Job:
-        """A job with what its pods say, if it runs."""
+    def _asked(self, job: Found, found: Job, silent: dict[int, UserError] | None = None) -> Job:
+        """A job with what its pods say, if it runs; those that do not answer are put in `silent`."""
         from .look.describe import described
         from .look.inside import asked
 
@@ -173,7 +191,7 @@ class Kubernetes(Backend):
         when, answers = self._answers.get(job.name, (0.0, {}))
         if not self._cluster.is_mirrored or time.monotonic() > when + _ASKED_SECONDS:
             request: Describe = {"do": "describe", "names": [job.name], "since": None}
-            answers = asked(self._cluster, running, request, job.python)
+            answers = asked(self._cluster, running, request, job.python, silent)
             self._answers[job.name] = time.monotonic(), answers
         reports = {index: answer["jobs"][0] for index, answer in sorted(answers.items()) if answer.get("jobs")}
         return described(job, self.name, reports)
@@ -381,7 +399,7 @@ class Kubernetes(Backend):
 
     def suspend(self, names: Sequence[str]) -> Mapping[str, str]:
         """Suspend jobs as `stop` does, but not those that would lose what they have saved."""
-        from .look.describe import is_over, outlasts
+        from .look.describe import described, is_over, outlasts
         from .look.jobs import find
 
         found = {name: job for name, job in find(self._cluster, names).items() if not is_over(job)}
@@ -390,8 +408,14 @@ class Kubernetes(Backend):
                 raise job.kind.refusal("suspend", f"of {job.kind.api_version} here cannot be suspended; stop it")
             if not job.spec.detached:
                 raise UserError(f"job {name} belongs to the paceline run that started it; stop it with Ctrl-C there")
-            it, asked = self.describe([name]).jobs[0], job.spec.checkpoint_dir or "a folder"
+            silent: dict[int, UserError] = {}
+            it, asked = self._asked(job, described(job, self.name), silent), job.spec.checkpoint_dir or "a folder"
             folder = it.checkpoint["folder"] if it.checkpoint is not None else asked
+            if silent and not outlasts(job, folder):
+                raise UserError(
+                    f"whether job {name} has saved something in its pods, which go when it is suspended, is not known: "
+                    f"{next(iter(silent.values()))}; end it with paceline stop{self.where_of(name)} {name}"
+                )
             if (it.checkpoint or it.progress) is not None and not outlasts(job, folder):
                 raise UserError(
                     f"job {name} saves in {folder} of its pods, which go when it is suspended, and with them all that "

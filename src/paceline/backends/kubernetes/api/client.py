@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 PAGE = 500  # objects in an answer
 _AT_ONCE = 8  # requests
 _PAUSE, _MOST_PAUSE = 0.2, 3.0  # seconds between two tries
+_MOST_ASKED = 15.0  # seconds of a Retry-After that are waited for by who asks on
 _RETRIED = (429, 500, 502, 503, 504)
 _WARNING = re.compile(r'299 [^ "]+ "((?:[^"\\]|\\.)*)"')
 _QUIET_SECONDS = 60  # of a log that is followed, after which its connection is made anew
@@ -221,19 +222,20 @@ class Cluster:
                     raise self._unreachable(error) from None
             else:
                 # Someone else has changed the object meanwhile; what a patch changes does not depend on the rest.
-                is_behind = method == "PATCH" and answer.status_code == 409
+                # What is created counts in a quota, which others change: https://github.com/kubernetes/kubernetes/issues/67761
+                is_behind = answer.status_code == 409 and (method == "PATCH" or _reason(answer) == "Conflict")
                 is_done = not (is_behind or answer.status_code in _RETRIED)
                 if is_done:
                     self._silence.end()
                 why = f"the API server of {self.access.context} answers with HTTP {answer.status_code}"
+                pause = max(pause, _seconds(answer.headers.get("Retry-After")))
                 is_in_vain = time.monotonic() + pause > until
                 if is_done or (is_in_vain and not self._goes_on(method, why)):
                     if method != "GET":
                         said = warnings(answer.headers.get_list("Warning"))
                         self.warnings += [line for line in said if line not in self.warnings]
                     return self._read(answer, method, path)
-                pause = max(pause, _seconds(answer.headers.get("Retry-After")))
-            time.sleep(pause)
+            time.sleep(min(pause, _MOST_ASKED) if is_in_vain else pause)
             pause = min(2 * pause, _MOST_PAUSE)
 
     def _goes_on(self, method: str, why: str) -> bool:
@@ -378,7 +380,7 @@ class Cluster:
         """Pause before a watch is begun again, longer each time until it tells something."""
         pause = self._pauses.get(path, _PAUSE)
         self._pauses[path] = min(2 * pause, _MOST_PAUSE)
-        time.sleep(max(pause, least))
+        time.sleep(max(pause, min(least, _MOST_ASKED)))
 
     # -- logs ----------------------------------------------------------------------------------------------------------
 
@@ -406,10 +408,11 @@ class Cluster:
                 while True:
                     stream = self.access.http.stream("GET", path, params=params, timeout=timeout)
                     answer = stack.enter_context(stream)
-                    if answer.status_code != 429 or time.monotonic() > until:
+                    pause = max(_PAUSE, _seconds(answer.headers.get("Retry-After")))
+                    if answer.status_code != 429 or time.monotonic() + pause > until:
                         break
                     stack.close()
-                    time.sleep(max(_PAUSE, _seconds(answer.headers.get("Retry-After"))))
+                    time.sleep(pause)
                 if not answer.is_success:
                     answer.read()
                     self._read(answer, "GET", path)
@@ -447,6 +450,14 @@ def _may_pass(error: Exception) -> bool:
 def _why(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
+
+
+def _reason(answer: Any) -> str:
+    """The reason in the `Status` of a refusal."""
+    try:
+        return str(answer.json().get("reason", ""))
+    except (ValueError, AttributeError):
+        return ""
 
 
 def _seconds(text: str | None) -> float:

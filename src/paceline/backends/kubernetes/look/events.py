@@ -93,9 +93,10 @@ def history(cluster: Cluster, job: Found, since: float) -> History:
     if job.is_plain:
         return History([], ("the job is a plain one: nothing of paceline is in its pods, so nothing is recorded",))
     answers: dict[int, messages.Histories]
-    answers = asked(cluster, job.running, {"do": "history", "name": job.name, "since": since}, job.python)
+    silent: dict[int, UserError] = {}
+    answers = asked(cluster, job.running, {"do": "history", "name": job.name, "since": since}, job.python, silent)
     nodes = [node for answer in answers.values() for node in answer["nodes"]]
-    warnings: dict[str, UserError] = {}
+    warnings: dict[str, UserError] = {str(error): error for error in silent.values()}
     if len(answers) < len(job.pods):
         entries = logs.events(cluster, job, warnings)
         ended = (entry.event["node"] for entry in entries if entry.event and entry.event["event"] == HISTORY)

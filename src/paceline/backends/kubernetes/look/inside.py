@@ -29,15 +29,19 @@ _ASK = (
 )
 
 
-def asked(cluster: Cluster, pods: Sequence[Pod], request: Request, python: str) -> dict[int, Any]:
-    """Node rank → the answer of the program in its pod (see `messages`); those that do not answer are left out."""
+def asked(
+    cluster: Cluster, pods: Sequence[Pod], request: Request, python: str, failed: dict[int, UserError] | None = None
+) -> dict[int, Any]:
+    """Node rank → the answer of the program in its pod (see `messages`); why others do not is put in `failed`."""
     cluster.namespace  # noqa: B018  # before the threads ask, so that the connection is made once
     seconds = limits.load().look
 
     def ask(pod: Pod) -> Any:
         try:
             return answer_of(cluster, pod, request, python, seconds)
-        except UserError:
+        except UserError as error:
+            if failed is not None:
+                failed[pod.index] = error
             return None
 
     answers = zip(pods, at_once(ask, pods, _AT_ONCE), strict=True)

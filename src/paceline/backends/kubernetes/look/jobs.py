@@ -50,6 +50,11 @@ class Found:
     def name(self) -> str:
         return str(self.object["metadata"]["name"])
 
+    @property
+    def uid(self) -> str:
+        """What tells it from another job of its name."""
+        return str(self.object["metadata"]["uid"])
+
     @cached_property  # it is read many times for each pod
     def spec(self) -> NodeJob:
         """What the user asked for."""
@@ -157,11 +162,13 @@ def _add_pods(
         for item in cluster.items(cluster.path("v1", "pods"), labelSelector=_selector(names))
     ]
     pods.sort(key=lambda pod: (pod.index, not pod.is_leaving, pod.created))
-    for job in jobs.values():
-        job.pods = []
+    for it in jobs.values():
+        it.pods = []
     for pod in pods:
-        if pod.job in jobs:
-            jobs[pod.job].pods.append(pod)
+        job = jobs.get(pod.job)
+        # A pod that is older is of a deleted job of this name: the cluster removes it later than its job, or never.
+        if job is not None and pod.created >= (moment(job.object["metadata"]["creationTimestamp"]) or 0):
+            job.pods.append(pod)
 
 
 def taken(cluster: Cluster, names: Sequence[str] | None, but: Kind | None = None) -> Collection[str]:

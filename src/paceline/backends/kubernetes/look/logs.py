@@ -72,8 +72,12 @@ class Follower(Generic[Item]):
         from .jobs import find
 
         names: set[str] = set()
+        uid = ""
         while not self.readers.is_closed:
             job = find(self._cluster, [self._name]).get(self._name)
+            if job is not None:
+                uid = uid or job.uid
+                job = job if job.uid == uid else None  # a later one of this name is another job
             for pod in () if job is None else pods_of(job, self._ranks):
                 if pod.name not in names and (pod.has_log or pod.is_over):
                     names.add(pod.name)

@@ -71,6 +71,12 @@ _EVERY = 30.0  # seconds between two moves
 _SOON = 5.0  # seconds until the next try
 
 
+def _clock() -> float:
+    """Seconds that also pass while this machine is suspended, as they do in the cluster."""
+    # On Linux `monotonic` stands still meanwhile; on macOS this one of the system goes on.
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Lease:
     """While it is held, the deadline of a Job is moved on.
 
@@ -80,11 +86,11 @@ class Lease:
 
     def __init__(self, cluster: Cluster, job: Object, most: int | None = None) -> None:
         self._cluster, self._most = cluster, most
-        self._path = cluster.path("batch/v1", "jobs", job["metadata"]["name"])
+        self._path, self._uid = cluster.path("batch/v1", "jobs", job["metadata"]["name"]), job["metadata"]["uid"]
         self._moves: Repeated | None = None
         self._started = (job.get("status") or {}).get("startTime")
-        self._base, self._since = job["spec"].get("activeDeadlineSeconds") or LEASE_SECONDS, time.monotonic()
-        self._moved = self._since
+        self._base, self._since = job["spec"].get("activeDeadlineSeconds") or LEASE_SECONDS, _clock()
+        self._moved = time.monotonic()
 
     @property
     def ends(self) -> float:
@@ -105,21 +111,28 @@ class Lease:
         """Note whether the Job started anew: its deadline counts from there. Returns whether it still goes on."""
         status = job.get("status") or {}
         if status.get("startTime") != self._started:
-            self._started, self._base, self._since = status.get("startTime"), LEASE_SECONDS, time.monotonic()
+            self._started, self._base, self._since = status.get("startTime"), LEASE_SECONDS, _clock()
         ended = {it["type"] for it in status.get("conditions") or () if it["status"] == "True"}
         return not ended & {"Complete", "Failed"}
 
+    def _is_another(self) -> bool:
+        """Whether the Job of this name is a later one."""
+        try:
+            return bool(self._cluster.get(self._path)["metadata"]["uid"] != self._uid)
+        except UserError:
+            return False
+
     def _move(self) -> float | None:
-        wanted = math.ceil(self._base + time.monotonic() - self._since)
+        wanted = math.ceil(self._base + _clock() - self._since)
         if self._most is not None:
             wanted = min(wanted, self._most)
         began = time.monotonic()
+        # The server refuses another uid: that Job is a later one of this name.
+        change = {"metadata": {"uid": self._uid}, "spec": {"activeDeadlineSeconds": wanted}}
         try:
-            if not self._note(self._cluster.patch(self._path, {"spec": {"activeDeadlineSeconds": wanted}})):
+            if not self._note(self._cluster.patch(self._path, change)):
                 return None
-        except Gone:
-            return None
-        except UserError:
-            return _SOON
+        except UserError as error:
+            return None if isinstance(error, Gone) or self._is_another() else _SOON
         self._moved = began
         return _EVERY

@@ -60,6 +60,10 @@ if TYPE_CHECKING:
 _OLD_SECONDS = 30.0  # for what a deleted job of this name has left to be collected
 _PAUSE = 0.3
 _TAKEN = "a job named {} is in this namespace; choose another --name, or delete that job"
+_TOO_LONG = (
+    f"sending the job took longer than {holding.DEADLINE} s, and the cluster has ended what was there; name files that "
+    "it does not need in .pacelineignore, or submit it over a faster connection"
+)
 _CONFIRMED = ("parallelism", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
 
 
@@ -320,6 +324,15 @@ def _removed_on_failure(cluster: Cluster, kind: Kind, made: Object) -> Any:
         raise
 
 
+@contextlib.contextmanager
+def _in_time() -> Any:
+    """The confirmation of a job that the cluster may have removed because its parts took too long to arrive."""
+    try:
+        yield
+    except Gone:
+        raise UserError(_TOO_LONG) from None
+
+
 def _make_below(cluster: Cluster, order: Order) -> Object:
     """Make all objects of a job whose object another Job owns meanwhile."""
     check_name(order.name, order.nodes, order.kind.margin)
@@ -333,9 +346,11 @@ def _make_below(cluster: Cluster, order: Order) -> Object:
             go: Object = {"spec": kind.suspension(made, False)} if kind.can_suspend(made) else {}
             if order.is_queued:
                 go = {"metadata": {"labels": {QUEUE: order.spec.queue}}}
-            if order.spec.detached:
-                return holding.let_go(cluster, kind, order.name, holding.name_of(order), go)
-            return cluster.patch(kind.path(cluster, order.name), go)  # `Kubernetes.run` lets it go when it has ended
+            with _in_time():
+                if order.spec.detached:
+                    return holding.let_go(cluster, kind, order.name, holding.name_of(order), go)
+                # `Kubernetes.run` lets it go when it has ended.
+                return cluster.patch(kind.path(cluster, order.name), go)
 
 
 def _make(cluster: Cluster, order: Order) -> Object:
@@ -348,7 +363,11 @@ def _make(cluster: Cluster, order: Order) -> Object:
         confirmed = {key: wanted.get(key) for key in _CONFIRMED}  # it goes on, now that all that it owns is there
         if not order.spec.detached:  # from now on `Kubernetes.run` moves it on
             confirmed["activeDeadlineSeconds"] = holding.LEASE_SECONDS
-        return cluster.patch(order.kind.path(cluster, order.name), {"spec": confirmed})
+        with _in_time():
+            found = cluster.patch(order.kind.path(cluster, order.name), {"spec": confirmed})
+        if order.kind.ending(found) is not None:  # it has no pods that could have ended
+            raise UserError(_TOO_LONG)
+        return found
 
 
 def _make_dependents(cluster: Cluster, order: Order, owner: Object) -> None:
