@@ -19,8 +19,8 @@ from tests.cli.screens import cases
 
 from paceline.backends import everywhere
 from paceline.cli import main
-from paceline.cli.flags import selection
 from paceline.cli.flags import where as flags_where
+from paceline.cli.terminal import write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ def screen(monkeypatch: pytest.MonkeyPatch, places: Sequence[Backend], width: in
     loaded = [everywhere.Place(it.name, lambda it=it: it) for it in places]  # type: ignore[misc]
     monkeypatch.setattr(everywhere, "places", lambda since=None: loaded)
     monkeypatch.setattr(flags_where, "_backend_of", lambda names, given: places[0])
-    monkeypatch.setattr(selection, "_warned", set())
+    monkeypatch.setattr(write, "_said", set())
     monkeypatch.setattr(sys, "argv", ["paceline", *args])
     monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # else help names how pytest was started
     variables = {"COLUMNS": str(width), "LINES": "24", "NO_COLOR": "1", "XDG_CONFIG_HOME": "/home/ada/.config"}

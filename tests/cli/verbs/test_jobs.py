@@ -18,10 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests import recorded
+from tests.cli.screens import cases
 from tests.conftest import eventually
 from tests.typed import refusal
 
+from paceline.cli import main
+from paceline.cli.flags import where
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.conftest import Paceline
 
 FOREVER = """
@@ -989,3 +995,24 @@ def test_processes_are_called_what_they_are(paceline: Paceline, method: str) -> 
 
     eventually(lambda: titles() >= ranks | agents, "all have their titles")
     paceline("stop", "--now", "it")
+
+
+class Removing(cases.Recorded):
+    """A backend that removes a job while another one is waited for."""
+
+    def wait(self, names: Sequence[str], timeout: float | None, tick: Any) -> bool:
+        self._jobs = [cases.job("b", "SUCCEEDED")]
+        return True
+
+
+@pytest.mark.parametrize(("state", "says", "code"), [("FAILED", "job a failed", 1), ("RUNNING", "has been removed", 1)])
+def test_a_job_that_is_removed_while_others_are_waited_for_hides_no_outcome(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: str, says: str, code: int
+) -> None:
+    there = Removing("local", [cases.job("a", state), cases.job("b")])
+    monkeypatch.setattr(where, "_backend_of", lambda names, given: there)
+    monkeypatch.setattr(there, "ask_on", lambda say: None)
+    monkeypatch.setattr(sys, "argv", ["paceline", "wait", "a", "b"])
+    assert main.run() == code
+    err = capsys.readouterr().err
+    assert says in err and "job b succeeded" in err

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import termios
 import time
@@ -225,6 +226,26 @@ def test_on_a_terminal_the_last_picture_of_jobs_that_have_ended_stays(
     finish(paceline, "a")
     assert terminal.end() == 0
     assert b"SUCCEEDED" in terminal.seen.partition(LEAVE)[2]
+
+
+def test_on_a_terminal_each_picture_names_the_target_that_does_not_answer(
+    paceline: Paceline, terminals: list[Terminal]
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        options = f'hosts = ["127.0.0.1"]\nport = {unused.getsockname()[1]}\n'
+        submit(paceline, "a")
+        (paceline.folder / "paceline.toml").write_text(f'[targets.lab]\nbackend = "ssh"\n{options}')
+        terminal = Terminal(paceline, "job", "-w")
+        terminals.append(terminal)
+        for _ in range(2):
+            terminal.wait_for(b"its jobs are not shown")
+            assert b"\x1b[H" in terminal.seen
+            terminal.seen = terminal.seen.partition(ENTER)[1]
+        terminal.type(b"q")
+        assert terminal.end() == 0
+        assert b"paceline: lab: cannot reach" in terminal.seen.partition(LEAVE)[2]
+    finish(paceline, "a")
 
 
 def test_a_terminal_that_cannot_be_drawn_on_gets_blocks(paceline: Paceline) -> None:

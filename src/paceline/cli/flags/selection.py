@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from paceline.backends import everywhere
-from paceline.cli.terminal.write import say
+from paceline.cli.terminal.write import say_once
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_duration
 
@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from paceline.job.job import Job
 
 _INSTANCE = re.compile(r"(?:(?P<job>.+)-)?(?P<role>master|worker)-(?P<number>\d{1,9})")
-
-
-_warned: set[str] = set()
-
-
-def warn(line: str) -> None:
-    """Say on stderr, once, what a backend warns of."""
-    if line not in _warned:
-        _warned.add(line)
-        say(line)
 
 
 def all_jobs(
@@ -52,7 +42,7 @@ def jobs_there() -> Listing:
 
 def _warned_of(found: Listing) -> Listing:
     for line in found.warnings:
-        warn(line)
+        say_once(line)
     return found
 
 
@@ -83,8 +73,14 @@ def known(names: Sequence[str], *, warns: bool = False, there: Backend | None = 
                 hint = f"did you mean {close[0]}?" if close else f"see paceline list{where} -A"
             raise UserError(f"no job {name!r}; {hint}")
     for line in listing.warnings if warns else ():
-        warn(line)
+        say_once(line)
     return [found[name] for name in names]
+
+
+def looked_again(jobs: Sequence[Job]) -> list[Job | None]:
+    """These jobs as they are now. One that has been removed is as it was if it had ended, and None if it had not."""
+    found = {job.name: job for job in backend().describe([job.name for job in jobs]).jobs}
+    return [found.get(job.name, job if job.is_over else None) for job in jobs]
 
 
 def runs(job: Job, hint: str) -> None:

@@ -15,6 +15,7 @@ import click
 
 from paceline.backends.base import MOST_RANKS
 from paceline.backends.registry import HERE, default_target
+from paceline.cli.terminal.write import say_once
 from paceline.contract.tensorflow import ROLES
 from paceline.job.errors import UserError
 from paceline.job.flags import flag_of
@@ -24,7 +25,6 @@ from paceline.job.secret_values import notes_on_secrets
 from paceline.job.spec import JobSpec
 
 from .option import TYPED, flags_of, parse_address, parse_pairs
-from .selection import warn
 from .where import kind_of_hosts, kind_of_place, named, nnodes, options_of, taking_part
 
 if TYPE_CHECKING:
@@ -68,13 +68,13 @@ def say_what_means_nothing(given: Given) -> None:
 def say_what_is_exposed(spec: JobSpec) -> None:
     """Say on stderr, once, which variables look like secrets and are stored with the job."""
     for line in notes_on_secrets(spec.env, spec.setup, spec.has_unused_credentials):
-        warn(line)
+        say_once(line)
 
 
 def say_what_idles(spec: JobSpec) -> None:
     """Say on stderr, once, that a job that can start has more devices than ranks."""
     if isinstance(spec.devices, tuple) and len(spec.devices) > 1 and "ranks" not in spec.given:
-        warn(f"one rank starts for {len(spec.devices)} devices; -n gpu starts one for each")
+        say_once(f"one rank starts for {len(spec.devices)} devices; -n gpu starts one for each")
 
 
 def spec_of(given: Flags, verb: click.Command) -> tuple[JobSpec, Flags]:
@@ -422,5 +422,7 @@ def _is_that_of_ranks(python: str, given: Given) -> bool:
         return is_ours
     is_chosen = is_named or is_ours or "ssh_python" in given.of_backends
     if not is_chosen and kind not in (None, "kubernetes"):  # an image has its own
-        warn(f"{python} is that of the target, not {found} of this machine; to choose another, write its whole path")
+        say_once(
+            f"{python} is that of the target, not {found} of this machine; to choose another, write its whole path"
+        )
     return not is_named

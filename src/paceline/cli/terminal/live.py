@@ -10,10 +10,13 @@ import shutil
 import signal
 import sys
 import termios
+import textwrap
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+
+from .write import kept_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,9 +36,10 @@ def once_or_live(show: Callable[[], bool], live: bool, title: str) -> None:
 def watch(show: Callable[[], bool], title: str) -> None:
     """Call `show`, which prints, every two seconds, until it returns False, the user quits, or the reader ends."""
     if sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
-        last = _on_terminal(show, title)
+        last, notes = _on_terminal(show, title)
         sys.stdout.write(last)  # stays when the alternate screen is gone
         sys.stdout.flush()
+        click.echo(notes, err=True, nl=False)
     else:
         _in_pipe(show)
 
@@ -58,22 +62,23 @@ def _in_pipe(show: Callable[[], bool]) -> None:
             return
 
 
-def _on_terminal(show: Callable[[], bool], title: str) -> str:
-    """Draw on the alternate screen; returns what is to stay: the last page, if nothing more comes."""
+def _on_terminal(show: Callable[[], bool], title: str) -> tuple[str, str]:
+    """Draw on the alternate screen; returns what is to stay: the last page, if nothing more comes, and its notes."""
     keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
     with _screen(keys) as resized:
         while True:
             began = time.monotonic()
             page = _Page()
-            with contextlib.redirect_stdout(page):
+            with contextlib.redirect_stdout(page), kept_stderr() as notes:  # such as machines that do not answer
                 goes_on = show()
             if not goes_on:
-                return page.getvalue()
-            _draw(f"{title}  {time.strftime('%H:%M:%S')}  q ends it", page.getvalue().splitlines())
+                return page.getvalue(), notes.getvalue()
+            head = f"{title}  {time.strftime('%H:%M:%S')}  q ends it"
+            _draw(head, page.getvalue().splitlines(), notes.getvalue().splitlines())
             while (remaining := began + INTERVAL - time.monotonic()) > 0:
                 ready = select.select([resized] + ([] if keys is None else [keys]), [], [], remaining)[0]
                 if keys in ready and _is_enough(keys):
-                    return ""
+                    return "", notes.getvalue()
                 if resized in ready:
                     os.read(resized, 4096)
                     break
@@ -84,12 +89,15 @@ def _is_enough(keys: int | None) -> bool:
     return not typed or b"q" in typed.lower() or b"\x03" in typed
 
 
-def _draw(head: str, lines: list[str]) -> None:
-    """Write over what is there, line by line, so that nothing flickers; what does not fit is left out."""
+def _draw(head: str, lines: list[str], notes: list[str]) -> None:
+    """Write over what is there, line by line, so that nothing flickers; lines that do not fit are left out."""
     size = shutil.get_terminal_size()
+    wrapped = [part for note in notes for part in textwrap.wrap(note, size.columns)]
     shown = [click.style(head[: size.columns], dim=True), "", *lines]
-    if len(shown) > size.lines:
-        shown = [*shown[: size.lines - 1], f"… {len(shown) - size.lines + 1} more lines"[: size.columns]]
+    room = max(3, size.lines - len(wrapped))
+    if len(shown) > room:
+        shown = [*shown[: room - 1], f"… {len(shown) - room + 1} more lines"[: size.columns]]
+    shown += wrapped[: max(0, size.lines - len(shown))]
     text = "\x1b[K\r\n".join(shown)
     sys.stdout.write(f"\x1b[H{text}\x1b[K\x1b[J")
     sys.stdout.flush()

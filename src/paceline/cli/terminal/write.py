@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import os
 import re
 import select
@@ -38,6 +39,29 @@ def write(target: int, data: bytes) -> None:
 def say(text: str) -> None:
     """Print a line of paceline's own on stderr; control characters of what it cites are escaped."""
     click.echo(f"paceline: {printable(text)}", err=True)
+
+
+_said: set[str] = set()  # by `say_once`
+
+
+def say_once(text: str) -> None:
+    """Print a line of paceline's own on stderr, unless it has been said before."""
+    if text not in _said:
+        _said.add(text)
+        say(text)
+
+
+@contextlib.contextmanager
+def kept_stderr() -> Iterator[io.StringIO]:
+    """Keep what is written to stderr meanwhile, and of `say_once` also what has been said before."""
+    before = _said.copy()
+    _said.clear()
+    try:
+        with contextlib.redirect_stderr(kept := io.StringIO()):
+            yield kept
+    finally:
+        _said.clear()
+        _said.update(before)
 
 
 def agrees(question: str) -> bool:

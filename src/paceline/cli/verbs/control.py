@@ -10,7 +10,7 @@ import click
 
 from paceline.backends.base import Elastic, Suspends, able
 from paceline.cli.flags.option import SectionedCommand, Whole
-from paceline.cli.flags.selection import how_to_resume, known, outcome
+from paceline.cli.flags.selection import how_to_resume, known, looked_again, outcome
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.progress_bar import ProgressLine
 from paceline.cli.terminal.write import say
@@ -36,18 +36,22 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
     if seconds is not None:
         deadline = time.monotonic() + seconds
         backend().look_until(deadline)
-    for job in known(names, warns=True):
+    jobs = known(names, warns=True)
+    for job in jobs:
         if job.state == "SUSPENDED":
             say(f"job {job.name} is suspended; paceline resume{backend().where_of(job.name)} {job.name} lets it go on")
     backend().ask_on(say)
     in_time = wait_for(names, None if seconds is None else max(0.0, deadline - time.monotonic()))
-    if not in_time and (going := [job.name for job in known(names) if not job.is_over]):
+    if not in_time and (going := [it.name for it in looked_again(jobs) if it is not None and not it.is_over]):
         say(f"{', '.join(going)} did not end within {timeout}")
         return 124
     code = 0
-    for job in known(names):
-        _say_outcome(job)
-        code = code or _exit_code(job)
+    for before, after in zip(jobs, looked_again(jobs), strict=True):
+        if after is None:
+            _say_gone(before)
+        else:
+            _say_outcome(after)
+        code = code or (1 if after is None else _exit_code(after))
     return code
 
 
@@ -63,6 +67,10 @@ def _say_outcome(job: Job, more: str = "") -> None:
     say(outcome(job) + more)
     if (how := how_to_resume(job, backend().where_of(job.name))) is not None:
         say(how)
+
+
+def _say_gone(job: Job) -> None:
+    say(f"job {job.name} has been removed meanwhile; how it ended is not known")
 
 
 def _exit_code(job: Job) -> int:
@@ -84,7 +92,10 @@ def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     if not no_wait:
         wait_for(names, _PATIENCE + (0 if now else max(job.grace for job in jobs)))
     code = 0
-    for before, after in zip(jobs, known(names), strict=True):
+    for before, after in zip(jobs, looked_again(jobs), strict=True):
+        if after is None:
+            _say_gone(before)
+            continue
         if not before.is_over:
             _say_what_was_suspended(before.name, began)
         but = f"; not reached everywhere: {unreached[before.name]}" if before.name in unreached else ""

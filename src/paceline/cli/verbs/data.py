@@ -10,10 +10,10 @@ import click
 from paceline.backends.base import Volumes, able
 from paceline.backends.everywhere import Place, ask
 from paceline.cli.flags.option import SectionedCommand, output_option
-from paceline.cli.flags.selection import places, warn
+from paceline.cli.flags.selection import places
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import Column, if_known, show
-from paceline.cli.terminal.write import say
+from paceline.cli.terminal.write import say, say_once
 from paceline.job.quantities import show_size
 from paceline.job.shown import ago
 
@@ -40,11 +40,11 @@ def _list(output: str) -> None:
 
     def look(place: Place) -> list[_Row]:
         there = able(place.load(), Volumes)
-        return [_Row(volume, place.name) for volume in there.volumes(warn)]
+        return [_Row(volume, place.name) for volume in there.volumes(say_once)]
 
     answers, missing = ask(places(), look, "its volumes are not shown")
     for line in missing:
-        warn(line)
+        say_once(line)
     rows = [row for _, found in answers for row in found]
     are_claims = any(row.volume.access for row in rows)  # of a cluster: their size is what they were made for
     columns: list[Column[_Row]] = [

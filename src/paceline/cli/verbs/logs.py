@@ -14,10 +14,10 @@ import click
 from paceline.backends.base import Incomplete, LogQuery
 from paceline.cli.flags import completion
 from paceline.cli.flags.option import Option, SectionedCommand, Whole, in_section
-from paceline.cli.flags.selection import how_to_resume, outcome, rank_of, warn
+from paceline.cli.flags.selection import how_to_resume, outcome, rank_of
 from paceline.cli.flags.selection import known as jobs_named
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
-from paceline.cli.terminal.write import ColoursOnly, ended_by_signals, say, write
+from paceline.cli.terminal.write import ColoursOnly, ended_by_signals, say, say_once, write
 from paceline.job.errors import UserError
 from paceline.job.quantities import moment, show_time
 from paceline.job.text import pattern
@@ -83,7 +83,7 @@ def _logs(
     if missing and follow and not known.is_over:  # nobody knows how it goes on
         raise missing[0]
     for line in str(*missing).splitlines():
-        warn(line)
+        say_once(line)
     if nothing and not known.is_over and known.state in ("PENDING", "STARTING") and known.attempt == 0 and not follow:
         say(f"job {job} is {known.state}, and no rank of it has written yet")
     if not follow or not known.is_over:

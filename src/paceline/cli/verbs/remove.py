@@ -11,10 +11,10 @@ import click
 
 from paceline.backends.base import Installs, able
 from paceline.cli.flags.option import SectionedCommand, output_option
-from paceline.cli.flags.selection import jobs_there, known, warn
+from paceline.cli.flags.selection import jobs_there, known
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, show, show_data, table
-from paceline.cli.terminal.write import agrees, say
+from paceline.cli.terminal.write import agrees, say, say_once
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_size, show_time
 from paceline.job.shown import ago
@@ -252,7 +252,7 @@ def _delete(job: Job) -> str | None:
         return why[job.name]
     try:
         for line in backend().delete([job.name]):
-            warn(line)
+            say_once(line)
     except UserError:
         if _CHANGED in _why_not([job]).values():
             return _CHANGED

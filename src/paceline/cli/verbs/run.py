@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from paceline.backends import registry
 from paceline.cli.flags.job import OUTPUT, REHEARSAL, REST, SPEC, USUAL, Given
 from paceline.cli.flags.option import BOTH, ERR, OUT, UNDERSCORES, SectionedCommand, parse_numbers, parse_streams
-from paceline.cli.flags.selection import how_to_resume, warn
+from paceline.cli.flags.selection import how_to_resume
 from paceline.cli.flags.where import backend_for, backend_of_job, is_elsewhere, job_options
 from paceline.cli.terminal.progress_bar import ProgressLine
-from paceline.cli.terminal.write import say
+from paceline.cli.terminal.write import say, say_once
 from paceline.job.errors import UserError
 
 from . import rehearse
@@ -88,7 +88,7 @@ def _in_allocation(given: Given, spec: JobSpec, there: Backend) -> tuple[Backend
     found = registry.allocation()
     if found is None:
         if there.name == registry.HERE and spec.node_range == (1, 1) and (line := registry.started_alone()) is not None:
-            warn(line)
+            say_once(line)
         return None
     kind, allocation = found
     inside: Backend | None = there

@@ -9,9 +9,9 @@ import click
 
 from paceline.backends.base import Forwards, TensorBoards, able
 from paceline.cli.flags.option import Option, SectionedCommand, Whole
-from paceline.cli.flags.selection import known, warn
+from paceline.cli.flags.selection import known
 from paceline.cli.flags.where import OF_JOBS, backend, where_options
-from paceline.cli.terminal.write import ended_by_signals
+from paceline.cli.terminal.write import ended_by_signals, say_once
 
 
 def _tensorboard(job: str, logdir: str | None, port: int | None, stop: bool) -> None:
@@ -29,7 +29,7 @@ def _tensorboard(job: str, logdir: str | None, port: int | None, stop: bool) -> 
         raise UserError("--port: here a TensorBoard takes a free port, and its address is printed; leave it out")
     if not stop:
         with ended_by_signals():
-            url = here.open_tensorboard(job, logdir, warn)
+            url = here.open_tensorboard(job, logdir, say_once)
             if isinstance(here, Forwards):
                 _forward(here, job, url, port)
             else:
@@ -42,10 +42,10 @@ def _tensorboard(job: str, logdir: str | None, port: int | None, stop: bool) -> 
 
 def _forward(here: Forwards, job: str, url: str, port: int | None) -> None:
     """Lead a port of this machine there, until Ctrl-C."""
-    with here.forward_tensorboard(job, url, warn, port=port) as forward:
+    with here.forward_tensorboard(job, url, say_once, port=port) as forward:
         click.echo(forward.url)
         sys.stdout.flush()
-        warn("open this address in a browser; Ctrl-C ends the connection")
+        say_once("open this address in a browser; Ctrl-C ends the connection")
         with contextlib.suppress(KeyboardInterrupt):
             forward.serve()
 

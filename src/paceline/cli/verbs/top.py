@@ -10,11 +10,11 @@ import click
 from paceline.backends.base import Metered, able
 from paceline.backends.registry import HERE
 from paceline.cli.flags.option import Option, SectionedCommand, output_option, watch_option
-from paceline.cli.flags.selection import all_jobs, known, node_of, warn
+from paceline.cli.flags.selection import all_jobs, known, node_of
 from paceline.cli.flags.where import OF_JOBS, backend, is_narrowed, where_options
 from paceline.cli.terminal.live import once_or_live
 from paceline.cli.terminal.tables import STATE_COLOURS, Column, if_known, show, show_newest
-from paceline.cli.terminal.write import say
+from paceline.cli.terminal.write import say, say_once
 from paceline.job.errors import UserError
 from paceline.job.quantities import show_instant, show_size
 
@@ -63,9 +63,9 @@ def _job(jobs: tuple[str, ...], every: bool, watch: bool, output: str) -> None:
         def measure(there: Backend, found: list[Job]) -> None:
             running = [job for job in found if not job.is_over]
             try:
-                used = able(there, Metered).usage([job.name for job in running], warn)
+                used = able(there, Metered).usage([job.name for job in running], say_once)
             except UserError as error:
-                warn(str(error))
+                say_once(str(error))
                 return
             usage.update({(job.name, job.created): used[job.name] for job in running if job.name in used})
 
@@ -101,7 +101,7 @@ def _node(watch: bool, output: str) -> None:
     here = able(backend(), Metered)
 
     def look() -> bool:
-        nodes = here.nodes(warn)
+        nodes = here.nodes(say_once)
         show(nodes, _node_columns(), output, asdict)
         has, taken = sum(node.device_count for node in nodes), sum(node.allocated_count for node in nodes)
         if has and output in ("table", "wide"):

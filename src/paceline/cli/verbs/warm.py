@@ -9,9 +9,9 @@ import click
 
 from paceline.backends.base import Warms, able
 from paceline.cli.flags.option import Option, SectionedCommand, Whole, in_section, output_option
-from paceline.cli.flags.selection import warn
 from paceline.cli.flags.where import backend, where_options
 from paceline.cli.terminal.tables import Column, show
+from paceline.cli.terminal.write import say_once
 from paceline.job.errors import UserError
 from paceline.job.quantities import duration, show_duration, show_size
 
@@ -46,7 +46,7 @@ def _warm(
                 raise UserError(f"{flag} and {name} contradict each other; give one of them")
         if listed and stop:
             raise UserError("--list and --stop contradict each other; give one of them")
-        found = here.ask_warm("stop" if stop else "describe", warn)
+        found = here.ask_warm("stop" if stop else "describe", say_once)
         if stop and output == "table":
             click.echo("\n".join(f"process {it.pid} on {it.machine} has ended" for it in found) or "none was kept warm")
         else:
@@ -61,7 +61,7 @@ def _warm(
         "framework": framework or "torch", "preload": [name for name in (preload or "").split(",") if name],
         "ranks": ranks or 1, "seconds": period,
     }  # fmt: skip
-    _show(here.start_warm(wanted, warn), output)
+    _show(here.start_warm(wanted, say_once), output)
 
 
 def _show(servers: list[WarmServer], output: str) -> None:
