@@ -37,4 +37,5 @@ def _loops_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Loop, "__init__", noted)
     yield
     for loop in made:
-        close(loop)
+        if loop._selector.get_map() is not None:  # it is not closed yet
+            close(loop)

@@ -11,10 +11,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.node.agent import watch as watching
+from paceline.node.agent.agent import Agent
 from paceline.node.agent.watch import Watch
+from paceline.node.spec import SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+
+def test_who_asks_where_ranks_are_keeps_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    monkeypatch.setattr(world.watch, "_live", dict)
+    monkeypatch.setattr(watching, "ask", lambda *_, **__: None)
+    before = len(os.listdir("/proc/self/fd"))
+    assert world.watch.places() == []
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 class Timers:
@@ -137,3 +149,20 @@ def test_a_look_that_fails_is_not_the_last_one(capsys: pytest.CaptureFixture[str
     rank.status = 0
     loop.set.pop()()
     assert (looks, loop.set) == (3, [])
+
+
+def test_a_disk_that_does_not_answer_repeats_no_signal(tmp_path: Path) -> None:
+    signals = tmp_path / SIGNALS
+    signals.write_text("10\n12\n")
+    agent: Any = SimpleNamespace(
+        state=SimpleNamespace(finish=None), spec=SimpleNamespace(current=None, stop_file=str(tmp_path / "stop")),
+        loop=Timers(), urgent=[], signals=2, _look_at_disk=None,
+    )  # fmt: skip
+    agent._signals = lambda: Agent._signals(agent)
+    signals.rename(tmp_path / "elsewhere")
+    signals.mkdir()  # it cannot be read
+    Agent._look_at_disk(agent)
+    signals.rmdir()
+    signals.write_text("10\n12\n10\n")
+    Agent._look_at_disk(agent)
+    assert [it["signal"] for it in agent.urgent] == [10]

@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import eventually
 
 from paceline.node.machine import processes
+from paceline.node.signals import HANDLED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,3 +100,18 @@ def test_a_process_that_is_being_reaped_is_gone(monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patched:
         patched.setattr(processes.os, "open", gone)
         assert processes.look(os.getpid()) is None
+
+
+def test_a_process_that_has_just_been_forked_is_sent_no_signal_yet() -> None:
+    """It blocks what its agent handles until it has defaults for these, and one would end it then."""
+    for blocked, is_sent in (set(HANDLED), False), ({signal.SIGUSR1}, True):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        try:
+            process = subprocess.Popen(["sleep", "1000"])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            assert processes.pass_on(process.pid, signal.SIGUSR1) is is_sent
+        finally:
+            process.kill()
+            process.wait()

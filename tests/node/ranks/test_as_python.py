@@ -298,3 +298,19 @@ def test_rank_with_torch_ends_in_good_order(
     assert gzip.decompress((paceline.folder / "packed").read_bytes()) == b"written"
     if last_words is not None:
         assert (paceline.job() / "logs" / "0" / "rank-0.err.log").read_text() == last_words
+
+
+@pytest.mark.parametrize("code", [0, -1])
+def test_with_torch_a_script_ends_with_its_exit_code_also_if_it_has_wrapped_its_output(
+    paceline: Paceline, code: int
+) -> None:
+    paceline.script("", "torch.py")  # Python does not end a process that has torch
+    paceline.script(f"""
+        import io, sys, torch
+        sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding="utf-8")
+        print("é")
+        sys.exit({code})
+    """)
+    done = paceline("run", "script.py")
+    assert (done.stdout, done.returncode) == ("é\n", code & 0xFF), done.stderr
+    assert not code or "exit code 255" in done.stderr

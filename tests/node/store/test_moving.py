@@ -73,6 +73,8 @@ def test_a_job_that_is_run_again_gets_the_checkpoints_of_each_run_of_its_script(
     for name in ("checkpoints", "checkpoints-2"):
         save(run.path / name, 10, 1)
         (run.path / name / ".paceline-holder").write_text("")
+    best = run.path / "checkpoints" / "best.txt"
+    best.write_text("0.5")
     (run.path / "saved.json").write_text("{}")
     (tmp_path / "new").mkdir()
     lifecycle.take_checkpoints(run.path, tmp_path / "new")
@@ -80,10 +82,15 @@ def test_a_job_that_is_run_again_gets_the_checkpoints_of_each_run_of_its_script(
     assert there == [
         "checkpoints-2/step-000010/manifest.json",
         "checkpoints-2/step-000010/model.pt",
+        "checkpoints/best.txt",
         "checkpoints/step-000010/manifest.json",
         "checkpoints/step-000010/model.pt",
         "saved.json",
     ]
+    (tmp_path / "new" / "checkpoints" / "best.txt").write_text("0.9")  # what the script keeps there is its own
+    assert best.read_text() == "0.5"
+    model = "checkpoints/step-000010/model.pt"
+    assert (tmp_path / "new" / model).samefile(run.path / model), "a checkpoint never changes"
 
 
 @pytest.mark.parametrize("harm", ["cut", "damaged", "outside"])

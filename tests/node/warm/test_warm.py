@@ -538,6 +538,15 @@ def test_processes_with_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+def test_a_python_without_pidfd_open_waits_for_a_process_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    child = Child(os.posix_spawnp("sleep", ["sleep", "60"], os.environ))
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.01)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+
+
 def _high(descriptor: int) -> int:
     """The same file with a number that `select` does not know."""
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 1024)

@@ -75,7 +75,8 @@ class Agent:
         self.watch = self._watch()
         self.events: collections.deque[Event] = collections.deque()
         self.urgent: collections.deque[Event] = collections.deque()  # do not wait until the other nodes are found
-        self.signals = len(self._signals())  # that were passed on, or came before this agent
+        signals = self._signals()
+        self.signals = None if signals is None else len(signals)  # that were passed on, or came before this agent
 
     def _ranks(self, seed: Seed | None) -> Ranks:
         """This node's ranks, however they are started."""
@@ -203,16 +204,22 @@ class Agent:
             if self.spec.stop_file and Path(self.spec.stop_file).with_name(SUSPENDED).read_text() == HOLD:
                 self.urgent.append({"on": "asked to stop", "signal": signal.SIGTERM})
         signals = self._signals()
-        self.urgent.extend({"on": "signal", "signal": number} for number in signals[self.signals :])
-        self.signals = len(signals)
+        if signals is not None:  # a disk that does not answer is asked again
+            since = len(signals) if self.signals is None else self.signals
+            self.urgent.extend({"on": "signal", "signal": number} for number in signals[since:])
+            self.signals = len(signals)
         self.loop.after(CURRENT_SECONDS, self._look_at_disk)
 
-    def _signals(self) -> list[int]:
-        """The signals for the ranks that a file has."""
-        with contextlib.suppress(OSError, ValueError):
-            if self.spec.stop_file is not None:
-                return [int(line) for line in Path(self.spec.stop_file).with_name(SIGNALS).read_text().split()]
-        return []
+    def _signals(self) -> list[int] | None:
+        """The signals for the ranks that a file has; None if it cannot be read now."""
+        if self.spec.stop_file is None:
+            return []
+        try:
+            return [int(line) for line in Path(self.spec.stop_file).with_name(SIGNALS).read_text().split()]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError):
+            return None
 
     # -- actions -------------------------------------------------------------------------------------------------------
 

@@ -84,8 +84,9 @@ class Watch:
         live, loop = self._live(), Loop()
         found: list[Stand] = []
         activities = {number: self._activities.get(number) or Activity(time.monotonic()) for number in live}
-        ask(loop, live, activities, found.extend, _LAST_SECONDS, looks=False)
-        loop.run_until(lambda: len(found) == len(live))
+        with contextlib.closing(loop):
+            ask(loop, live, activities, found.extend, _LAST_SECONDS, looks=False)
+            loop.run_until(lambda: len(found) == len(live))
         return [place for place in grouped(found) if place["why"] != ENDED]
 
     def of_ranks(self) -> dict[int, tuple[dict[str, int], dict[str, float]]]:

@@ -39,6 +39,12 @@ class Loop:
         self._numbers = itertools.count()
         self.watch(self._signals_read, self._read_signals)
 
+    def close(self) -> None:
+        """Close what it waits with; signals must be caught by another one, or by none."""
+        self._selector.close()
+        os.close(self._signals_read)
+        os.close(self._signals_write)
+
     def now(self) -> float:
         """Seconds on the monotonic clock."""
         return time.monotonic()

@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.contract.machine import boot_id as boot_id  # noqa: PLC0414 - goes with the start time of a process
+from paceline.node.signals import HANDLED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -246,18 +247,29 @@ def signal_process(pid: int, number: int, group: bool = False) -> bool:
 
 def handles(pid: int, number: int) -> bool:
     """Whether a process has a handler of its own for a signal, or waits for it; False if it is gone."""
+    return any(mask >> (number - 1) & 1 for mask in _masks(pid).values())
+
+
+def _masks(pid: int) -> dict[bytes, int]:
+    """The signals that a process blocks (`SigBlk`) and handles (`SigCgt`), as bits; none if it is gone."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
-            masks = [int(line.split()[1], 16) for line in file if line.startswith((b"SigCgt:", b"SigBlk:"))]
-    except OSError:
-        return False
-    return any(mask >> (number - 1) & 1 for mask in masks)
+            fields = (line.split() for line in file if line.startswith((b"SigCgt:", b"SigBlk:")))
+            return {name.rstrip(b":"): int(mask, 16) for name, mask in fields}
+    except (OSError, ValueError):
+        return {}
+
+
+def _is_beginning(pid: int) -> bool:
+    """Whether a process has just been forked: it blocks all that its agent handles until it has defaults for them."""
+    blocked = _masks(pid).get(b"SigBlk", 0)
+    return all(blocked >> (number - 1) & 1 for number in HANDLED)
 
 
 def pass_on(pid: int, number: int, group: bool = False) -> bool:
     """Send a signal to a process that handles it, with its descendants if it is a group; returns whether one does."""
     members = [pid, *(descendants(pid) if group else ())]
-    handling = [member for member in members if handles(member, number)]
+    handling = [member for member in members if handles(member, number) and not _is_beginning(member)]
     for member in handling:
         signal_process(member, number)
     return bool(handling)

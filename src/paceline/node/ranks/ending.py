@@ -195,6 +195,6 @@ def _namespaces_of_other_threads() -> list[dict[str, Any]]:
 def _close_files() -> None:
     """Flush what still holds an open file after all, for example a module that stays."""
     for thing in (sys.stdout, sys.stderr, *gc.get_objects()):
-        if issubclass(type(thing), (io.TextIOWrapper, io.BufferedWriter)) and not thing.closed:
-            with contextlib.suppress(Exception):
+        if issubclass(type(thing), (io.TextIOWrapper, io.BufferedWriter)):
+            with contextlib.suppress(Exception):  # it is closed, or has given its file to another one (`detach`)
                 thing.flush()

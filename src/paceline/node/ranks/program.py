@@ -80,7 +80,7 @@ def run_program(program: Program, error_path: Path) -> None:
             with contextlib.suppress(Exception):
                 print(code, file=sys.stderr)
             code = 1
-        end(code or 0, error_path)
+        end((code or 0) & 0xFF, error_path)  # as the kernel does; `end` takes a negative code for a signal
     if code is not None:
         raise SystemExit(code)
 

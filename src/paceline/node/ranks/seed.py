@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.node.machine import processes
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 1 << 20  # of the order, which holds the variables of the fork server
 _MOST_DESCRIPTORS = 16
+_LOOK = 0.02  # seconds between two looks whether a process has ended
 
 
 class Child:
@@ -42,7 +45,13 @@ class Child:
     def wait(self, timeout: float | None = None) -> int:
         """Wait until it has ended."""
         if self.poll() is None:
-            watched = os.pidfd_open(self.pid)
+            try:
+                watched = os.pidfd_open(self.pid)
+            except (
+                OSError,
+                AttributeError,
+            ):  # Linux before 5.3, and Pythons built there (conda, uv)
+                return self._looked_at(timeout)
             try:
                 poll = select.poll()  # `select` knows no descriptor above 1023
                 poll.register(watched, select.POLLIN)
@@ -52,6 +61,15 @@ class Child:
         code = self.poll()
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return code
+
+    def _looked_at(self, timeout: float | None) -> int:
+        """The same where nothing tells that a process has ended."""
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            time.sleep(_LOOK)
         return code
 
     def send_signal(self, number: int) -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from paceline.node import ENTRY, tensorboard
@@ -27,7 +28,6 @@ from .code_folder import link
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
     from typing import NoReturn
 
     from paceline.contract.nodejob import StoredJob
@@ -218,10 +218,15 @@ def remove(path: Path, discard: Callable[[], None]) -> None:
 
 def take_checkpoints(old: Path, new: Path) -> None:
     """Give a job the checkpoints that another one kept in its own run directory, and the note that it had some."""
+    from paceline.contract.checkpoint import NAME
     from paceline.contract.folder_lock import LOCK  # the two jobs must not share this file
 
-    # Committed checkpoints never change, so both jobs may have the same files.
+    def taken(source: str, target: str) -> None:
+        # Committed checkpoints never change, so both jobs may have the same files; the script's own files may.
+        is_committed = any(NAME.fullmatch(part) for part in Path(source).relative_to(old).parts[:-1])
+        (link if is_committed else shutil.copy2)(source, target)
+
     for folder in old.glob("checkpoints*"):
-        shutil.copytree(folder, new / folder.name, copy_function=link, ignore=shutil.ignore_patterns(LOCK))
+        shutil.copytree(folder, new / folder.name, copy_function=taken, ignore=shutil.ignore_patterns(LOCK))
     with contextlib.suppress(FileNotFoundError):
         shutil.copy2(old / SAVED, new / SAVED)
