@@ -469,3 +469,10 @@ def test_the_setup_of_a_task_runs_where_the_task_starts(paceline: Paceline) -> N
     job = yaml.safe_load(typed(paceline, "explain", "sky.yaml").stdout)
     assert job["setup"] == [f"cd {paceline.folder}", "pip install -r r.txt"]
     assert job["working_dir"] == str(paceline.folder / "sub")
+
+
+def test_a_batch_script_keeps_what_slurm_is_told_of_its_job(paceline: Paceline) -> None:
+    text = "#!/bin/bash\n#SBATCH --no-requeue\n\n# of all\n#SBATCH --mem=0\nsrun torchrun t.py\n#SBATCH -N 4\n"
+    job, _ = job_of(paceline, "job.sbatch", text)
+    assert job["options"]["slurm"] == {"no-requeue": True, "mem": "0"}
+    assert job.get("nodes", 1) == 1, "Slurm reads no option behind the first command"

@@ -54,6 +54,9 @@ def test_flags_win_over_settings(login: Login) -> None:
     assert "--gpus-per-node=h100:8" in login.directives()
     assert "--gres=gpu:h100:2" in (shown := login.directives("--gpus", "2")) and "--gpus-per-node=h100:8" not in shown
     assert not any("gpu" in line for line in login.directives("--gpus", "0"))
+    for setting in ('gres = "gpu:3090:1"', 'gpus-per-node = "3090:1"'):  # a kind, not a number
+        login.settings(setting)
+        assert "--gres=gpu:3090:4" in login.directives("--gpus", "4")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from paceline.backends.base import Allocation, Backend, History, Listing, Shell
 from paceline.contract.stands import NODE_SIDE
 from paceline.job.errors import UserError
 from paceline.job.job import Job, Node
+from paceline.node.host.slurm.call import batch_environment
 
 from . import options as target
 from .flags import FLAGS
@@ -256,7 +257,9 @@ class Slurm(Backend):
         ]  # fmt: skip
         request: messages.Beside = {"run": found["run"], "rank": rank, "command": list(command)}
         line = self._login.beside(step, request)
-        return Shell(tuple(self._login.command(line, "-t" if terminal else "-T")), dict(os.environ), os.getcwd())
+        # Within an allocation srun would take its variables, such as SLURM_GPUS, for flags.
+        env = batch_environment({}, None)
+        return Shell(tuple(self._login.command(line, "-t" if terminal else "-T")), env, os.getcwd())
 
     def stands(self, name: str) -> list[Stand]:
         """Where the ranks of a job are that runs: a step on each node asks them; takes some seconds."""

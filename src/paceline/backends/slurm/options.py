@@ -185,7 +185,8 @@ def _gpus(gres: Value) -> list[str]:
 def _of_kind(spec: JobSpec, name: str, value: str) -> dict[str, Value]:
     """As many GPUs as the job asks for, of the kind that the settings name, with their other generic resources."""
     gpus, others = _gpus(value), [part for part in value.split(",") if not part.startswith("gpu")]
-    kind = (gpus or [""])[0].split(":")[1:2] if name == "gres" else value.split(":")[:1]
-    wanted = [f"gpu:{kind[0]}:{spec.devices}"] if spec.devices and kind and not kind[0].isdecimal() else []
+    first = (gpus or ["gpu"])[0].split(":")[1:] if name == "gres" else value.split(":")  # a kind, a number or both
+    has_kind = len(first) > 1 or (len(first) == 1 and not first[0].isdecimal())
+    wanted = [f"gpu:{first[0]}:{spec.devices}"] if spec.devices and has_kind else []
     parts = [*wanted, *(others if name == "gres" else [])]
     return {"gres": ",".join(parts)} if parts else {}

@@ -7,6 +7,7 @@ Source: SkyPilot 0.10 (task YAML), dstack 0.19 (task), kubeflow training-operato
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 1 << 20
 SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash")
-_BATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+_BATCH = re.compile(r"#SBATCH\s+(.*)")
 _GPU = re.compile(r"[\w.-]+/(gpu|mig-.*)")
 _MAIN = ("pytorch", "mpi", "node")  # the names of the container of training, where a pod has others
 _QUEUE = "kueue.x-k8s.io/queue-name"
@@ -47,7 +48,7 @@ def read(path: str) -> Foreign | None:
     except (OSError, ValueError):
         return None
     if path.lower().endswith(SCRIPTS):
-        return _read(path, "a batch script of Slurm", _sbatch, text) if _BATCH.search(text) else None
+        return _read(path, "a batch script of Slurm", _sbatch, text) if _directives(text) else None
     import yaml
 
     from paceline.job.yaml_files import load_all
@@ -176,10 +177,16 @@ def _least(value: Any) -> str | None:
 # -- the shell's -------------------------------------------------------------------------------------------------------
 
 
+def _directives(text: str) -> list[str]:
+    """The options in a batch script; like Slurm, none behind its first command."""
+    head = itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), text.splitlines())
+    return [found[1] for line in head if (found := _BATCH.match(line))]
+
+
 def _sbatch(text: str) -> Line:
     from .srun import SBATCH
 
-    words = [word for it in _BATCH.findall(text) for word in shlex.split(it, comments=True)]
+    words = [word for it in _directives(text) for word in shlex.split(it, comments=True)]
     outer = parse(SBATCH, [*words, "SCRIPT"])
     outer.take("--no-python")
     line, is_launched = line_of(text, outer.flags)

@@ -52,6 +52,8 @@ def _memory(line: Line, value: str) -> None:
         raise UserError(f"--mem {value} is no size of Slurm's; write for example 32G")
     if int(match[1]):
         line.add("--memory", match[1] + _UNITS[match[2] or "M"])
+    else:
+        line.add("--slurm", "mem=0")
 
 
 def _gpus(line: Line, value: str) -> None:
@@ -205,7 +207,7 @@ SBATCH = Tool(
         "--open-mode MODE": _EACH,
         "--parsable": "",
         "--requeue": "",
-        "--no-requeue": "",
+        "--no-requeue": "--slurm no-requeue",
         "-H --hold": _option("hold"),
     },
     "submit",

@@ -36,6 +36,7 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
     if seconds is not None:
         deadline = time.monotonic() + seconds
         backend().look_until(deadline)
+    backend().keep_expired()  # how they ended is to be said
     jobs = known(names, warns=True)
     for job in jobs:
         if job.state == "SUSPENDED":
@@ -85,6 +86,7 @@ def _exit_code(job: Job) -> int:
 def stop(names: tuple[str, ...], now: bool, no_wait: bool) -> int:
     """Stop JOBs: cleanly, so that a script that uses the library saves a checkpoint."""
     names, here = tuple(dict.fromkeys(names)), backend()
+    here.keep_expired()  # how they ended is to be said
     jobs = known(names)
     refuse_lost([job for job in jobs if job.state == "LOST" and not here.can_stop(job.name)])
     began = time.time()

@@ -8,15 +8,18 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 from paceline.contract import GIT_CREDENTIALS, TOKEN
 from paceline.node.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 SECONDS = 55.0  # that a command may take; the longest of its own tries, to reach munge, take 49
+_NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
 _SENTENCE = re.compile(r"^(?:[a-z]+: )?(?:error: |fatal: )*")
 _AWAY = (
     "unable to contact slurm controller", "connection refused", "socket timed out", "communication connection failure",
@@ -62,7 +65,8 @@ def _printed(
     """What a command that succeeds prints, and what it complains of."""
     path = found(command)
     base = {name: value for name, value in (os.environ if env is None else env).items() if not _FILTERS.match(name)}
-    given = {**base, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+    # What is read has one form; but the variables of sbatch are those of the job.
+    given = base if command == "sbatch" else {**base, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
     stdin = subprocess.DEVNULL if text is None else subprocess.PIPE
     try:
         process = subprocess.Popen(
@@ -141,6 +145,47 @@ def _lines(output: str) -> list[str]:
 def _telling(lines: Sequence[str], texts: Sequence[str]) -> str:
     """The line that has the first of these texts that there is."""
     return next(line for text in texts for line in lines if text in line.lower())
+
+
+class Unknown(Refused):
+    """Slurm may have taken the job: it did not say so, and does not answer."""
+
+
+def batch_job(
+    script: Path, env: Mapping[str, str], taken: Callable[[], str | None], *, text: str | None = None,
+    tries: int, pause: float, seconds: float, gives_up: Callable[[], bool] = lambda: False,
+) -> str:  # fmt: skip
+    """Have sbatch submit a script, or this text in its place, once; returns the number of the Slurm job.
+
+    If sbatch is not heard of, Slurm may have taken the job all the same. `taken` returns the number that it has then,
+    None if it has none, and raises `Away` if Slurm does not answer. So sbatch is called again only behind an answer to
+    `taken` that came some seconds later: what Slurm was about to take is in its list by then.
+    """
+    args = ("--parsable", "--export=ALL", *(() if text is not None else (str(script),)))
+    why: Away | None = None
+    while True:
+        has_none = why is None
+        if why is not None:
+            with contextlib.suppress(Away):
+                if (number := taken()) is not None:
+                    return number
+                has_none = True
+            if has_none and (tries <= 0 or gives_up()):
+                raise Refused(f"{why}; nothing was submitted")
+            if tries <= 0:
+                raise Unknown(f"{why}; Slurm may have taken it")
+        if has_none:
+            try:
+                output = call("sbatch", *args, env=env, text=text, seconds=seconds)
+            except Away as error:
+                why = error
+            else:
+                found = _NUMBER.search(output)
+                if found is None:
+                    raise Refused(f"sbatch says {output.strip()!r}, and no job number")
+                return found[1]
+        tries -= 1
+        time.sleep(pause)  # nothing says when the controller is back
 
 
 def batch_environment(secrets: Mapping[str, str], token: str | None) -> dict[str, str]:

@@ -15,7 +15,7 @@ from paceline.contract import TOKEN
 from paceline.node.errors import Refused
 from paceline.node.failure import TIMED_OUT
 from paceline.node.files import write_json
-from paceline.node.host.slurm.call import SECONDS, Away, batch_environment, call
+from paceline.node.host.slurm.call import SECONDS, Away, batch_environment, batch_job, call
 from paceline.node.host.slurm.job_folder import HELD, UNSEEN, JobFolder, current_start, own_number
 from paceline.node.host.slurm.job_folders import disk_time
 from paceline.node.host.slurm.look import job_record
@@ -36,7 +36,8 @@ _MOST_LOSSES = 5  # requeues after the loss of a node: more are no accident
 _TRIES, _PAUSE = 60, 5.0  # while Slurm does not answer; its controller may be restarted
 _AT_ONCE = 10.0  # seconds that Slurm may take while a time limit comes near
 _KILLED_WITHIN = 120.0  # seconds in which Slurm ends what it has requeued
-_NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
+# What the user has asked for the first job of a chain alone.
+_ONCE = re.compile(r"^#SBATCH --(?:hold|begin|deadline|dependency)\b.*\n", re.MULTILINE)
 _SUSPENDED = "it was suspended"
 
 
@@ -237,26 +238,32 @@ def _chain(folder: JobFolder, outcome: SlurmOutcome) -> SlurmOutcome:
     stored = folder.read()
     secrets = {name: os.environ[name] for name in stored.spec.secrets if name in os.environ}
     env = batch_environment(secrets, os.environ.get(TOKEN))
+
+    def taken() -> str | None:
+        queue = Queue(folder.root, 0.0, SECONDS)
+        others = queue.of(folder.identity(stored))
+        if queue.problem is not None:
+            raise Away(str(queue.problem))
+        return next((entry.id for entry in others if entry.id not in folder.ids), None)
+
+    script = ""
+    with contextlib.suppress(OSError):  # sbatch says why it cannot be read
+        script = os.fsdecode(folder.script.read_bytes())
+    later = _ONCE.sub("", script)
     try:
-        output = call("sbatch", "--parsable", "--export=ALL", str(folder.script), env=env, seconds=_TRIES * _PAUSE)
-        number = _NUMBER.search(output)
-        if number is not None:
-            folder.add_id(number[1])
-            if folder.is_stopped:  # it came meanwhile
-                call("scancel", "--quiet", number[1])
-                return {"next": None, "state": "STOPPED"}
-            return outcome
-        why = f"sbatch says {output.strip()!r}"
-    except Away as error:
-        others = Queue(folder.root, 0.0, SECONDS).of(folder.identity(stored))
-        if new := [entry.id for entry in others if entry.id not in folder.ids]:  # Slurm has taken it all the same
-            folder.add_id(new[0])
-            return outcome
-        why = str(error)
+        number = batch_job(
+            folder.script, env, taken, text=None if later == script else later, tries=_TRIES, pause=_PAUSE,
+            seconds=_TRIES * _PAUSE,
+        )  # fmt: skip
     except Refused as error:
-        why = str(error)
-    why = f"its time limit ended, and: {why}"
-    return {**outcome, "next": None, "state": "FAILED", "exit_code": TIMED_OUT, "why": why}
+        why = f"its time limit ended, and: {error}"
+        return {**outcome, "next": None, "state": "FAILED", "exit_code": TIMED_OUT, "why": why}
+    folder.add_id(number)
+    if folder.is_stopped:  # it came meanwhile
+        with contextlib.suppress(Refused):
+            call("scancel", "--quiet", number)
+        return {"next": None, "state": "STOPPED"}
+    return outcome
 
 
 # -- what Slurm says of the job that this process is part of -----------------------------------------------------------

@@ -15,7 +15,7 @@ _FIELDS = {
     "NodeHost": 64, "Partition": 64, "StateLong": 24, "CPUsState": 32, "CPUsLoad": 16, "Memory": 20, "AllocMem": 20,
     "FreeMem": 20, "Gres": 256, "GresUsed": 256, "Reason": 128, "NodeAddr": 64,
 }  # fmt: skip
-_GPU = re.compile(r"\bgpu(?::[A-Za-z][\w.-]*)?:(?P<count>\d+)")
+_GPU = re.compile(r"\bgpu(?::[^:,()]+)?:(?P<count>\d+)(?=[,(]|$)")
 NOT_UP = re.compile(r"down|drain|fail|maint|unk|inval|\*$")  # states in which a node starts nothing
 _MEBIBYTE = 1 << 20
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import getpass
 import re
-import time
 from typing import TYPE_CHECKING
 
 from paceline.node.errors import Refused
 from paceline.node.host.protocol import client_is_gone
-from paceline.node.host.slurm.call import SECONDS, Away, Rejected, batch_environment, call
+from paceline.node.host.slurm.call import SECONDS, Away, Rejected, Unknown, batch_environment, batch_job, call
 from paceline.node.host.slurm.look import partitions
 from paceline.node.host.slurm.look.queue import Queue
 
@@ -24,7 +23,6 @@ _TRIES = 3  # of sbatch, while Slurm does not answer
 _PAUSE = 2.0  # seconds between two of them
 _FREE = 60.0  # seconds that sbatch may take
 _UNAVAILABLE = "Requested node configuration is not available"  # also if nodes are down; sbatch lets it wait then
-_NUMBER = re.compile(r"^(\d+)", re.MULTILINE)
 
 
 def limit(asked: SlurmOrder) -> float | None:
@@ -88,39 +86,18 @@ def _known(output: str) -> list[str]:
     return []
 
 
-class Unknown(Refused):
-    """Slurm may have taken the job: it did not say so, and does not answer."""
-
-
 def submitted(folder: JobFolder, asked: SlurmOrder) -> str:
-    """The number of the new Slurm job.
-
-    If sbatch is not heard of, Slurm may have taken the job all the same. So its list is searched before the next try.
-    """
-    for remaining in range(_TRIES - 1, -1, -1):
-        try:
-            env = batch_environment(asked.order.secrets, asked.order.token)
-            output = call("sbatch", "--parsable", "--export=ALL", str(folder.script), env=env, seconds=_FREE)
-            number = _NUMBER.search(output)
-            if number is None:
-                raise Refused(f"sbatch says {output.strip()!r}, and no job number")
-            return str(number[1])
-        except Rejected as error:
-            raise _refusal(error, asked) from None
-        except Away as error:
-            try:
-                taken = _taken(folder)
-            except Away:
-                if remaining:
-                    time.sleep(_PAUSE)
-                    continue
-                raise Unknown(f"{error}; Slurm may have taken it: see paceline get {folder.name}") from None
-            if taken is not None:
-                return taken
-            if not remaining or client_is_gone():
-                raise Refused(f"{error}; nothing was submitted") from None
-            time.sleep(_PAUSE)  # nothing says when the controller is back
-    raise AssertionError
+    """The number of the new Slurm job."""
+    env = batch_environment(asked.order.secrets, asked.order.token)
+    try:
+        return batch_job(
+            folder.script, env, lambda: _taken(folder), tries=_TRIES, pause=_PAUSE, seconds=_FREE,
+            gives_up=client_is_gone,
+        )  # fmt: skip
+    except Rejected as error:
+        raise _refusal(error, asked) from None
+    except Unknown as error:
+        raise Unknown(f"{error}: see paceline get {folder.name}") from None
 
 
 def _taken(folder: JobFolder) -> str | None:

@@ -23,7 +23,7 @@ from paceline.node import ENTRY
 from paceline.node.errors import Refused
 from paceline.node.files import write_json
 from paceline.node.host.protocol import Bytes, client_is_gone, next_order
-from paceline.node.host.slurm.call import SECONDS, found
+from paceline.node.host.slurm.call import SECONDS, Unknown, found
 from paceline.node.host.slurm.job_folder import SlurmJob
 from paceline.node.host.slurm.job_folders import Jobs
 from paceline.node.host.slurm.look import job_record
@@ -87,7 +87,7 @@ def _run_batch(home: Home, folders: list[JobFolder], asked: SlurmOrder) -> Itera
         if client_is_gone():
             raise Refused("the client has ended")
         number = sbatch.submitted(folders[0], asked)
-    except sbatch.Unknown:
+    except Unknown:
         raise
     except BaseException:
         for folder in folders:
