@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import GENEROUS, eventually
 from tests.typed import typed
 
-from paceline.cli.flags import selection
+from paceline.cli.terminal import write
 
 from .fake import Login
 
@@ -53,7 +53,7 @@ def test_a_list_of_all_targets_shows_jobs_while_slurm_does_not_answer(login: Log
 def test_srun_that_starts_jobs_that_train_alone(
     login: Login, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], task: int, nodes: int, said: str | None
 ) -> None:
-    monkeypatch.setattr(selection, "_warned", set())
+    monkeypatch.setattr(write, "_said", set())
     login.env |= {
         "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(task), "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_NUM_NODES": str(nodes),
