@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
-LARGEST = 1_850_000  # bytes of the wheel
+LARGEST = 1_875_000  # bytes of the wheel
 _VENDORED = ROOT / "src" / "paceline" / "web" / "static" / "vendor" / "VERSIONS"
 _LIST = """
 import importlib.metadata as metadata, json
