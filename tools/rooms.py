@@ -28,7 +28,7 @@ BUDGETS = {  # the files of a room that has others in it are those which are in 
     "paceline/cli/dialects": 2910,
     "paceline/cli/flags": 1450,
     "paceline/cli/terminal": 690,
-    "paceline/cli/verbs": 3515,
+    "paceline/cli/verbs": 3525,
     "paceline/contract": 2750,
     "paceline/horovod": 4955,
     "paceline/job": 1795,

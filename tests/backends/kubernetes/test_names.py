@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx2
 import pytest
 
+from paceline.backends.kubernetes.api.client import Cluster
 from paceline.backends.kubernetes.api.credentials import Access
 from paceline.backends.kubernetes.backend import Kubernetes
 from paceline.backends.kubernetes.look import events, inside
@@ -90,6 +92,8 @@ def test_a_job_whose_pods_do_not_say_what_they_have_saved_is_not_suspended(monke
 
     monkeypatch.setattr(inside, "answer_of", silent)
     server = Server(RUNNING)
+    monkeypatch.setattr(Cluster, "is_mirrored", True)  # a page has asked them just before
+    server.backend._answers["it"] = time.monotonic(), {}
     with pytest.raises(UserError, match=r"whether job it has saved .* not known: pod new does not answer: forbidden; "):
         server.backend.suspend(["it"])
     assert server.changed == []

@@ -1004,6 +1004,12 @@ class Removing(cases.Recorded):
         self._jobs = [cases.job("b", "SUCCEEDED")]
         return True
 
+    def suspend(self, names: Sequence[str]) -> dict[str, str]:
+        self._jobs = [cases.job("b", "SUSPENDED")]
+        return {}
+
+    resume = suspend
+
 
 @pytest.mark.parametrize(("state", "says", "code"), [("FAILED", "job a failed", 1), ("RUNNING", "has been removed", 1)])
 def test_a_job_that_is_removed_while_others_are_waited_for_hides_no_outcome(
@@ -1016,3 +1022,15 @@ def test_a_job_that_is_removed_while_others_are_waited_for_hides_no_outcome(
     assert main.run() == code
     err = capsys.readouterr().err
     assert says in err and "job b succeeded" in err
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-wait",)])
+def test_a_job_that_is_removed_while_it_is_suspended_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    there = Removing("local", [cases.job("a"), cases.job("b")])
+    monkeypatch.setattr(where, "_backend_of", lambda names, given: there)
+    monkeypatch.setattr(sys, "argv", ["paceline", "suspend", *flags, "a", "b"])
+    assert main.run() == 1
+    said = capsys.readouterr().err
+    assert "job a has been removed meanwhile" in said and "job b is suspended" in said

@@ -104,7 +104,7 @@ def test_a_process_that_is_being_reaped_is_gone(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_process_that_has_just_been_forked_is_sent_no_signal_yet() -> None:
     """It blocks what its agent handles until it has defaults for these, and one would end it then."""
-    for blocked, is_sent in (set(HANDLED), False), ({signal.SIGUSR1}, True):
+    for blocked, is_sent in (set(HANDLED), False), ({signal.SIGUSR1}, True), (signal.valid_signals(), True):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         try:
             process = subprocess.Popen(["sleep", "1000"])

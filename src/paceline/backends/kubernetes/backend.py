@@ -181,7 +181,7 @@ class Kubernetes(Backend):
         return Listing(recent, len(jobs) - len(recent), old)
 
     def _asked(self, job: Found, found: Job, silent: dict[int, UserError] | None = None) -> Job:
-        """A job with what its pods say, if it runs; those that do not answer are put in `silent`."""
+        """A job with what its pods say, if it runs; they are asked now if why some do not answer is put in `silent`."""
         from .look.describe import described
         from .look.inside import asked
 
@@ -189,7 +189,7 @@ class Kubernetes(Backend):
         if found.is_over or not running or job.is_plain:
             return found
         when, answers = self._answers.get(job.name, (0.0, {}))
-        if not self._cluster.is_mirrored or time.monotonic() > when + _ASKED_SECONDS:
+        if silent is not None or not self._cluster.is_mirrored or time.monotonic() > when + _ASKED_SECONDS:
             request: Describe = {"do": "describe", "names": [job.name], "since": None}
             answers = asked(self._cluster, running, request, job.python, silent)
             self._answers[job.name] = time.monotonic(), answers

@@ -50,9 +50,10 @@ def wait(names: tuple[str, ...], timeout: str | None) -> int:
     for before, after in zip(jobs, looked_again(jobs), strict=True):
         if after is None:
             _say_gone(before)
-        else:
-            _say_outcome(after)
-        code = code or (1 if after is None else _exit_code(after))
+            code = code or 1
+            continue
+        _say_outcome(after)
+        code = code or _exit_code(after)
     return code
 
 
@@ -141,9 +142,13 @@ def suspend(names: tuple[str, ...], no_wait: bool) -> int:
     """Suspend JOBs: they save a checkpoint, end their ranks and give their devices back, until `resume`."""
     jobs, here = _unended(names), able(backend(), Suspends)
     unreached = here.suspend([job.name for job in jobs])
-    after = known([job.name for job in jobs]) if no_wait else _wait_while(jobs, lambda job: job.state != "SUSPENDED")
+    after = looked_again(jobs) if no_wait else _wait_while(jobs, lambda job: job.state != "SUSPENDED")
     code = 0
     for before, job in zip(jobs, after, strict=True):
+        if job is None:
+            _say_gone(before)
+            code = 1
+            continue
         but = f"; not reached everywhere: {unreached[job.name]}" if job.name in unreached else ""
         resume = f"paceline resume{backend().where_of(job.name)} {job.name} lets it go on"
         if job.state == "SUSPENDED":
@@ -168,6 +173,10 @@ def resume(names: tuple[str, ...]) -> int:
     unreached = here.resume([job.name for job in jobs])  # also of those that have not been suspended yet
     code = 0
     for before, job in zip(jobs, _wait_while(jobs, lambda job: job.state == "SUSPENDED"), strict=True):
+        if job is None:
+            _say_gone(before)
+            code = 1
+            continue
         but = f"; not reached everywhere: {unreached[job.name]}" if job.name in unreached else ""
         if job.state == "SUSPENDED":
             say(f"job {job.name} is still suspended; see paceline why{backend().where_of(job.name)} {job.name}{but}")
@@ -191,13 +200,12 @@ def _unended(names: Sequence[str]) -> list[Job]:
     return jobs
 
 
-def _wait_while(jobs: Sequence[Job], goes_on: Callable[[Job], bool]) -> list[Job]:
-    """Look at jobs until none of them is so, at most as long as one that is stopped may take."""
+def _wait_while(jobs: Sequence[Job], goes_on: Callable[[Job], bool]) -> list[Job | None]:
+    """Look at jobs until none of them is so, at most as long as one that is stopped may take; see `looked_again`."""
     deadline, pause = time.monotonic() + _PATIENCE + max(job.grace for job in jobs), _PAUSES[0]
-    names = [job.name for job in jobs]
     while True:
-        found = known(names)
-        if not any(goes_on(job) and not job.is_over for job in found) or time.monotonic() > deadline:
+        found = looked_again(jobs)
+        if not any(it and goes_on(it) and not it.is_over for it in found) or time.monotonic() > deadline:
             return found
         time.sleep(pause)  # schedulers and hosts say nothing by themselves
         pause = min(2 * pause, _PAUSES[1])

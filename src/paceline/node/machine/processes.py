@@ -247,7 +247,11 @@ def signal_process(pid: int, number: int, group: bool = False) -> bool:
 
 def handles(pid: int, number: int) -> bool:
     """Whether a process has a handler of its own for a signal, or waits for it; False if it is gone."""
-    return any(mask >> (number - 1) & 1 for mask in _masks(pid).values())
+    return _has(_masks(pid), number)
+
+
+def _has(masks: Mapping[bytes, int], number: int) -> bool:
+    return any(mask >> (number - 1) & 1 for mask in masks.values())
 
 
 def _masks(pid: int) -> dict[bytes, int]:
@@ -260,16 +264,16 @@ def _masks(pid: int) -> dict[bytes, int]:
         return {}
 
 
-def _is_beginning(pid: int) -> bool:
-    """Whether a process has just been forked: it blocks all that its agent handles until it has defaults for them."""
-    blocked = _masks(pid).get(b"SigBlk", 0)
-    return all(blocked >> (number - 1) & 1 for number in HANDLED)
-
-
 def pass_on(pid: int, number: int, group: bool = False) -> bool:
-    """Send a signal to a process that handles it, with its descendants if it is a group; returns whether one does."""
+    """Send a signal to a child that handles it, with its descendants if it is a group; returns whether one does.
+
+    A child that this process has just forked blocks what agents handle until it has defaults for these, one of which
+    would end it then. Another program that waits for signals blocks others than these, or more.
+    """
     members = [pid, *(descendants(pid) if group else ())]
-    handling = [member for member in members if handles(member, number) and not _is_beginning(member)]
+    forked = _masks(os.getpid()).get(b"SigBlk", 0) | sum(1 << (it - 1) for it in HANDLED)
+    masks = {member: _masks(member) for member in members}
+    handling = [it for it in members if _has(masks[it], number) and masks[it].get(b"SigBlk") != forked]
     for member in handling:
         signal_process(member, number)
     return bool(handling)

@@ -45,12 +45,9 @@ class Child:
     def wait(self, timeout: float | None = None) -> int:
         """Wait until it has ended."""
         if self.poll() is None:
-            try:
+            try:  # Linux has it from 5.3 on, and a Python that was built there, which those of conda and uv were not
                 watched = os.pidfd_open(self.pid)
-            except (
-                OSError,
-                AttributeError,
-            ):  # Linux before 5.3, and Pythons built there (conda, uv)
+            except (OSError, AttributeError):
                 return self._looked_at(timeout)
             try:
                 poll = select.poll()  # `select` knows no descriptor above 1023
