@@ -90,6 +90,9 @@ def refused(folder: str) -> list[str]:
         assert len(next(iter(run.dataloader(same, 4, evaluation=True)))[0]) == 4
     for features, _ in run.dataloader(same, 8):
         run.backward(model(features).mean())
+    watch = run._steps._watch
+    assert watch is not None
+    Path(folder, f"entered-{rank}").write_text(str(watch._count))
     run.close()
     return [Path(folder, f"{number}-{rank}").read_text() for number in range(len(cases))]
 
@@ -97,6 +100,8 @@ def refused(folder: str) -> list[str]:
 def test_data_that_differs_is_refused_at_the_first_batch(tmp_path: Path) -> None:
     one, two = launch(refused, (str(tmp_path),), nproc=2)
     assert one == two, "all ranks say the same"
+    entered = {(tmp_path / f"entered-{rank}").read_text() for rank in range(2)}
+    assert len(entered) == 1, "who evaluates alone enters no collective, by which a rank that leaves early is found"
     for message, what in zip(
         one,
         [

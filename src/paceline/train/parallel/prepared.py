@@ -869,11 +869,11 @@ class Prepared:
 
         Where ranks train apart, as in local SGD, each keeps its own.
         """
-        with self._group.guard:
-            for model in self._models:
-                if model.has_own_buffers and (model.synchroniser is None or model.synchroniser.steps_alike):
+        for model in self._models:
+            if model.has_own_buffers and (model.synchroniser is None or model.synchroniser.steps_alike):
+                with self._group.guard:  # only here: a rank may evaluate alone if there is nothing to share
                     model.share_buffers()
-                    model.has_own_buffers = False
+                model.has_own_buffers = False
 
     def evaluate(self, evaluating: bool) -> None:
         """Set whether the next forward passes are for evaluation; ranks may have different numbers of them."""
